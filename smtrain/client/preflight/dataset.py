@@ -20,7 +20,7 @@ from smtrain.core.model.extension import remarks_of
 from smtrain.core.model.hf_config import normalise, remarks
 from smtrain.core.model.hf_folder import checkpoint_in, tokenizer_in, weights_in
 from smtrain.core.model.hf_tokenizer import end_of_document, eos_fault, vocabulary_of
-from smtrain.core.model.remedies import DEQUANTIZE, folder_misfit, missing_shards, quantization
+from smtrain.core.model.remedies import dequantize, folder_misfit, missing_shards, unreadable_quantization
 from smtrain.core.model.text_part import is_multimodal, text_part
 from smtrain.core.protocol.container import PREPARED_FORMAT
 from smtrain.core.protocol.uris import is_mounted, objects_at, split_uri
@@ -55,8 +55,8 @@ def model(context: Context) -> Iterator[Finding]:
             or f"{uri} holds no model.safetensors or pytorch_model.bin (nor an index); save the weights so, or set "
             "model.init: scratch"
         )
-    if here and (method := quantization(described)):
-        faults.append(f"{uri}: config.json says that the weights are quantized ({method}); {DEQUANTIZE}")
+    if here and (method := unreadable_quantization(described)):
+        faults.append(f"{uri}: config.json says that the weights are quantized ({method}); {dequantize(method)}")
     if "prepare" in context.stages and not tokenizer_in(names):
         faults.append(
             f"{uri} holds no tokenizer.json (nor vocab.json with merges.txt, nor tokenizer.model), which preparing "
@@ -109,8 +109,8 @@ def model_folder(folder: Path) -> Iterator[Finding]:
     kind = with_article(shape.family)
     yield Finding("model", "ok", f"{folder} is {kind} model of {counted(shape.parameters())} parameters, for {engines}")
     yield from (Finding("model", "ok", remark) for remark in said)
-    if method := quantization(described):
-        yield Finding("model", "fault", f"{folder} is quantized ({method})", DEQUANTIZE)
+    if method := unreadable_quantization(described):
+        yield Finding("model", "fault", f"{folder} is quantized ({method})", dequantize(method))
     first, (there, absent) = weights_in(names), missing_shards(names)
     if first is None and not there and not checkpoint_in(names):
         none = f"{folder} holds no model.safetensors or pytorch_model.bin; save the weights so"

@@ -344,6 +344,7 @@ FAMILIES: dict[str, Family] = {
         ),
         Family(
             "qwen3_moe",
+            megatron=True,
             qk_norm="head",
             max_positions=32768,
             only={"use_sliding_window": False},
@@ -353,6 +354,7 @@ FAMILIES: dict[str, Family] = {
         ),
         Family(
             "mixtral",
+            megatron=True,
             qkv_bias="never",
             o_bias="never",
             windows="always",

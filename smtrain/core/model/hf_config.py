@@ -22,6 +22,7 @@ from smtrain.core.model.families import (
     layer_windows,
     rotated_layers,
 )
+from smtrain.core.model.remedies import quantization
 from smtrain.core.model.rope import KEYS, ORIGINAL, Rope, read_rope
 from smtrain.core.model.text_part import TEXT, is_multimodal, text_part
 from smtrain.core.text import with_article
@@ -234,7 +235,8 @@ def positions_named(config: Mapping[str, Any]) -> int | None:
 
 
 def remarks(config: Mapping[str, Any], seq_len: int) -> list[str]:
-    """Sentences of a plan and a check: which part of a multimodal model is trained, and which factors longrope takes.
+    """Sentences of a plan and a check: which part of a multimodal model is trained, what becomes of mxfp4, and which
+    factors longrope takes.
 
     Raises `CheckpointError` as `normalise` does.
     """
@@ -243,6 +245,11 @@ def remarks(config: Mapping[str, Any], seq_len: int) -> list[str]:
         out.append(
             f"config.json is of a multimodal model ({config.get('model_type')}): its text part "
             f"({normal.shape.family}) is trained, and the export has the other parts as they are"
+        )
+    if quantization(config) == "mxfp4":
+        out.append(
+            "the experts are stored as mxfp4: they are read as the bf16 numbers that they stand for, and the export is "
+            f"bf16 of {2 * normal.shape.parameters() / 1e9:.0f} GB"
         )
     if normal.rope is not None and (original := normal.rope.original) is not None:
         factors, than = ("long", "longer than") if seq_len > original else ("short", "not longer than")
@@ -351,4 +358,5 @@ def _written(normal: HFConfig) -> dict[str, Any]:
 
 def _without_rope(config: Mapping[str, Any]) -> dict[str, Any]:
     kept = {ORIGINAL} if FAMILIES[str(config["model_type"])].long_rope else set()
-    return {key: copy.deepcopy(value) for key, value in config.items() if key not in {*KEYS} - kept}
+    other = {*KEYS, "quantization_config"}  # no quantized weights are written
+    return {key: copy.deepcopy(value) for key, value in config.items() if key not in other - kept}

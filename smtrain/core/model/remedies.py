@@ -239,6 +239,22 @@ DEQUANTIZE = (
 )
 
 
+def dequantize(method: str) -> str:
+    """The remedy for weights that are quantized by a method, as `quantization` names it."""
+    if "fp8" not in method:
+        return DEQUANTIZE
+    return (
+        "give the bf16 model that it was made from, or write one: transformers' AutoModelForCausalLM.from_pretrained("
+        "FOLDER, quantization_config=FineGrainedFP8Config(dequantize=True)) and save_pretrained(NEW)"
+    )
+
+
+def unreadable_quantization(config: Mapping[str, Any]) -> str | None:
+    """`quantization`, but for mxfp4 of gpt-oss, which is read as the bf16 numbers that it stands for."""
+    method = quantization(config)
+    return None if method == "mxfp4" and text_part(config).get("model_type") == "gpt_oss" else method
+
+
 def quantization(config: Mapping[str, Any]) -> str | None:
     """The quantization method in a config.json; None without one."""
     inside = text_part(config)

@@ -16,7 +16,7 @@ from smtrain.core.text import Say
 from smtrain.worker.checkpoint.conversion_plan import MANIFEST
 from smtrain.worker.checkpoint.dtypes import BY_PRECISION
 from smtrain.worker.checkpoint.huggingface.companions import OF_A_WHOLE_MODEL, Carried, companions_of
-from smtrain.worker.checkpoint.huggingface.folder import is_hf_folder, read_config
+from smtrain.worker.checkpoint.huggingface.folder import HFSource, is_hf_folder, read_config
 from smtrain.worker.checkpoint.huggingface.writer import tell_unchanged, write_hf
 from smtrain.worker.checkpoint.megatron.legacy_writer import write_megatron
 from smtrain.worker.checkpoint.megatron.torch_dist_writer import write_torch_dist
@@ -116,6 +116,11 @@ def convert(
         _convert_adapter(source, output, config, overwrite, say)
         return None
     weights = _opened(source, config, read)
+    if isinstance(weights, HFSource) and weights.widened:
+        say(
+            f"{len(weights.widened)} tensors of experts are mxfp4 in {source}: they are written as the "
+            f"{to.dtype or 'bf16'} numbers that they stand for, and the new model is not quantized"
+        )
     if config is None and isinstance(to, HuggingFace) and is_hf_folder(place(source)):
         config = source
     carried = companions_of(place(config)) if config is not None else _companions(source, weights)

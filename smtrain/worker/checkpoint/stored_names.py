@@ -242,9 +242,11 @@ def untied(location: object, head: str, embed: str) -> CheckpointError:
 
 def quantized(location: object, what: str) -> CheckpointError:
     """The error for weights that are quantized."""
-    from smtrain.core.model.remedies import DEQUANTIZE
+    from smtrain.core.model.remedies import dequantize
 
-    return CheckpointError(f"{location} holds quantized weights ({what[:200]}), which cannot be trained; {DEQUANTIZE}.")
+    is_fp8 = "config.json names fp8," in what or ("config.json names" not in what and "float8" in what)
+    remedy = dequantize("fp8" if is_fp8 else "")
+    return CheckpointError(f"{location} holds quantized weights ({what[:200]}), which cannot be trained; {remedy}.")
 
 
 def unmerged(location: object) -> CheckpointError:

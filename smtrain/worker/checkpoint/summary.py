@@ -51,6 +51,11 @@ class CheckpointSummary:
     qkv: str | None = None
     """NxD's form of the attention inputs."""
     kv_multiplier: int | None = None
+    active_parameters: int | None = None
+    """Parameters that a token meets; this and the next two only of a mixture of experts."""
+    experts: int | None = None
+    """Experts of a layer that has some."""
+    experts_per_token: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {key: value for key, value in asdict(self).items() if value is not None}
@@ -76,8 +81,13 @@ def inspect(path: Path | str, config: dict[str, Any] | None = None) -> Checkpoin
         about |= {"kind": kind, "step": int(named[1]) if named else None}
         if isinstance(source, (MegatronSource, NNMSource)):
             about["topology"] = {"tp": source.tp, "pp": source.pp}
+        if isinstance(source, MegatronSource) and shape.experts is not None:
+            about["topology"] |= {"ep": source.ep}
     else:
         about["hashes"] = bool(read_manifest(location))
+    if shape.experts is not None:
+        about |= {"active_parameters": shape.active_parameters()}
+        about |= {"experts": shape.experts.count, "experts_per_token": shape.experts.chosen}
     return CheckpointSummary(
         path=str(location),
         family=shape.family,

@@ -7,13 +7,13 @@ the jobs that were not done.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import prod
 
 import numpy as np
 
-from smtrain.core.model.layout import Sharding
+from smtrain.core.model.layout import Shard, Sharding
 from smtrain.worker.checkpoint.checksum import combined, crc32
 from smtrain.worker.checkpoint.dtypes import Bits, DType
 from smtrain.worker.checkpoint.sources import WeightSource
@@ -117,21 +117,58 @@ def _part(
         for to in running:
             to.add(source.bits(name, [], tally), put, tally)
         return
-    width, row = [(0, n) for n in shape[1:]], prod(shape[1:]) * dtype.itemsize
-    step = max(1, (REMOTE_BLOCK if source.location.path() is None else BLOCK) // max(1, row))
-    seams = source.seams(name)
     shards = [layout.shard(name, t) for t in range(len(running))]
+    dim, one = shards[0].dim, prod(shape[1:]) * dtype.itemsize
+    if len(shape) == 3 and dim != 0 and (dim is not None or one > BLOCK):  # experts in one tensor, which are large
+        inside = [shard if shard.dim is None else replace(shard, dim=shard.dim - 1) for shard in shards]
+        for at in range(shape[0]):
+            _rows(_Rows(source, name, tally, at), inside, running, put)
+    else:
+        _rows(_Rows(source, name, tally), shards, running, put)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The rows of a parameter, or of the matrix `at` in a stack of them."""
+
+    source: WeightSource
+    name: str
+    tally: Tally
+    at: int | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        shape = self.source.shape(self.name)
+        return shape if self.at is None else shape[1:]
+
+    @property
+    def seams(self) -> list[int]:
+        return self.source.seams(self.name) if self.at is None else []
+
+    def read(self, rows: tuple[int, int]) -> Bits:
+        width = [(0, n) for n in self.shape[1:]]
+        if self.at is None:
+            return self.source.bits(self.name, [rows, *width], self.tally)
+        matrix: Bits = self.source.bits(self.name, [(self.at, self.at + 1), rows, *width], self.tally)[0]
+        return matrix
+
+
+def _rows(matrix: _Rows, shards: Sequence[Shard], running: Sequence[Running], put: Put) -> None:
+    source, shape, tally, seams = matrix.source, matrix.shape, matrix.tally, matrix.seams
+    dtype = source.dtype(matrix.name)
+    row = prod(shape[1:]) * dtype.itemsize
+    step = max(1, (REMOTE_BLOCK if source.location.path() is None else BLOCK) // max(1, row))
     if shards[0].dim == 0:
         for to, shard in zip(running, shards, strict=True):
             for start, stop in shard.ranges:
                 for rows in _blocks(start, stop, step, seams):
-                    to.add(source.bits(name, [rows, *width], tally), put, tally)
+                    to.add(matrix.read(rows), put, tally)
             missing = shard.size - sum(stop - start for start, stop in shard.ranges)
             if missing > 0:  # a vocabulary that tp does not divide
                 to.add(np.zeros((missing, *shape[1:]), dtype.bits), put, tally)
         return
     for rows in _blocks(0, shape[0], step * min(len(shards), _PIECES), seams):
-        block = source.bits(name, [rows, *width], tally)
+        block = matrix.read(rows)
         for to, shard in zip(running, shards, strict=True):
             pieces = [block] if shard.dim is None else [block[:, start:stop] for start, stop in shard.ranges]
             to.add(np.concatenate(pieces, 1) if len(pieces) > 1 else pieces[0], put, tally)

@@ -19,7 +19,7 @@ from smtrain.core.model import hf_tokenizer
 from smtrain.core.model.families import FAMILIES
 from smtrain.core.model.hf_config import normalise
 from smtrain.core.model.hf_folder import OTHER_TOKENIZERS, tokenizer_in
-from smtrain.core.model.remedies import file_misfit, quantization
+from smtrain.core.model.remedies import file_misfit, unreadable_quantization
 from smtrain.core.model.text_part import is_multimodal, text_part
 from smtrain.core.model.transformers_build import check_model, transformers_config
 from smtrain.worker.checkpoint.huggingface.folder import HFSource
@@ -87,7 +87,7 @@ def load(folder: Path, *, adapter: Path | None = None) -> Loaded:
         described = json.loads((folder / "config.json").read_text("utf-8"))
         known = isinstance(described, dict) and text_part(described).get("model_type") in FAMILIES
         normal = normalise(described) if known else None
-        source = HFSource(folder) if known and quantization(described) is None else None
+        source = HFSource(folder) if known and unreadable_quantization(described) is None else None
         refuse_no_tokenizer(folder)
         tokenizer = hf_tokenizer.load(folder)
         refuse_unknown_ids(folder, tokenizer, described)

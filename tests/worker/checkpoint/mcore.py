@@ -1,8 +1,8 @@
 """The real megatron-core on CPUs: models of a config.json, with weights from checkpoints, give logits and save.
 
-    python -m tests.worker.checkpoint.mcore CASES.json TP PP
+    python -m tests.worker.checkpoint.mcore CASES.json TP PP [EP ETP]
 
-One process a rank (gloo); rank and world come from the environment.
+One process a rank (gloo); rank and world come from the environment. ETP is the tensor parallelism inside experts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 warnings.filterwarnings("ignore")
 
 
-def main(cases: list[dict[str, Any]], tp: int, pp: int) -> None:
+def main(cases: list[dict[str, Any]], tp: int, pp: int, ep: int = 1, etp: int | None = None) -> None:
     if any(case["spec"] == "te" for case in cases):
         from tests.worker.checkpoint.te_stand_in import install
 
@@ -29,7 +29,9 @@ def main(cases: list[dict[str, Any]], tp: int, pp: int) -> None:
     from megatron.core import parallel_state
 
     dist.init_process_group("gloo")
-    parallel_state.initialize_model_parallel(tp, pp)
+    parallel_state.initialize_model_parallel(
+        tp, pp, expert_model_parallel_size=ep, expert_tensor_parallel_size=etp or tp
+    )
     # What only a GPU has.
     torch.cuda.synchronize = lambda *a, **k: None
     torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]
@@ -41,11 +43,64 @@ def main(cases: list[dict[str, Any]], tp: int, pp: int) -> None:
 
     torch.ones = of_cpu
     mrandom.CudaRNGStatesTracker.fork = lambda self, name=None: contextlib.nullcontext()
+    _without_a_gpu(torch)
     t, p = (parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_pipeline_model_parallel_rank())
     for case in cases:
-        one(case, tp, pp, t, p)
+        one({**case, "ep": ep, "etp": etp or tp}, tp, pp, t, p)
         dist.barrier()
     dist.destroy_process_group()
+
+
+def _without_a_gpu(torch: Any) -> None:
+    """Replace what experts need of a GPU, of Transformer Engine, or of gradients."""
+    import copy
+
+    import megatron.core.transformer.moe.moe_utils as utils
+    import megatron.core.transformer.moe.router as router
+    import megatron.core.transformer.moe.token_dispatcher as dispatcher
+    from megatron.core.transformer.torch_norm import WrappedTorchNorm
+
+    class Stream:
+        def wait_stream(self, other: Any) -> None:
+            pass
+
+        def record_event(self) -> Any:
+            return type("Event", (), {"synchronize": lambda self: None})()
+
+    only = Stream()
+    torch.cuda.Stream = lambda *a, **k: only
+    torch.cuda.current_stream = lambda *a, **k: only
+    torch.cuda.stream = lambda s: contextlib.nullcontext()
+
+    def gate(inputs: Any, weight: Any, bias: Any, dtype: Any) -> Any:  # 0.16.1 calls a gemm of Transformer Engine
+        return torch.nn.functional.linear(inputs.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
+
+    utils.router_gating_linear = router.router_gating_linear = gate
+
+    def to_host(x: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+        return x.numpy() if as_numpy and torch.is_tensor(x) else x
+
+    utils.maybe_move_tensor_to_cpu = dispatcher.maybe_move_tensor_to_cpu = to_host
+    make = WrappedTorchNorm.__new__
+
+    def norm(cls: Any, config: Any, *a: Any, **k: Any) -> Any:  # it refuses sequence parallelism, for gradients
+        config = copy.copy(config)
+        config.sequence_parallel = False
+        return make(cls, config, *a, **k)
+
+    WrappedTorchNorm.__new__ = norm
+
+
+def _of_experts(said: dict[str, Any], ep: int, etp: int) -> dict[str, Any]:
+    """Megatron-core's settings of experts, from the arguments that are written with the weights."""
+    if "num_experts" not in said:
+        return {}
+    names = ("moe_ffn_hidden_size", "moe_router_topk", "moe_router_pre_softmax", "moe_router_score_function")
+    return {name: said[name] for name in (*names, "moe_layer_freq", "moe_router_dtype")} | {
+        "num_moe_experts": said["num_experts"], "moe_router_load_balancing_type": "none", "moe_aux_loss_coeff": 0.0,
+        "moe_grouped_gemm": False, "moe_token_dispatcher_type": "alltoall" if ep > 1 and etp == 1 else "allgather",
+        "expert_model_parallel_size": ep, "expert_tensor_parallel_size": etp, "add_bias_linear": False,
+    }  # fmt: skip
 
 
 def one(task: dict[str, Any], tp: int, pp: int, t: int, p: int) -> None:
@@ -53,6 +108,7 @@ def one(task: dict[str, Any], tp: int, pp: int, t: int, p: int) -> None:
     import torch.distributed as dist
     from megatron.core import dist_checkpointing, parallel_state
     from megatron.core.models.gpt.gpt_layer_specs import (
+        get_gpt_decoder_block_spec,
         get_gpt_layer_local_spec,
         get_gpt_layer_with_transformer_engine_spec,
     )
@@ -66,11 +122,11 @@ def one(task: dict[str, Any], tp: int, pp: int, t: int, p: int) -> None:
 
     c, normal = task["config"], normalise(task["config"])
     shape, said = normal.shape, arguments(task["config"], FP32, task["padded"], Megatron())
-    plain, qwen3, gpt2 = shape.plain, shape.family == "qwen3", shape.family == "gpt2"
+    plain, qwen3, gpt2 = shape.plain, shape.qk_norm == "head", shape.family == "gpt2"
     activation: Any = torch.nn.functional.gelu if plain else torch.nn.functional.silu
     if gpt2:
         activation = functools.partial(activation, approximate="tanh")  # --openai-gelu
-    config = TransformerConfig(
+    sized: dict[str, Any] = dict(
         num_layers=shape.layers, hidden_size=shape.hidden, ffn_hidden_size=shape.intermediate,
         num_attention_heads=shape.heads, kv_channels=shape.head_dim,
         num_query_groups=shape.kv_heads, use_cpu_initialization=True,
@@ -83,7 +139,14 @@ def one(task: dict[str, Any], tp: int, pp: int, t: int, p: int) -> None:
             key: said[key] for key in ("no_rope_freq", "window_size", "window_attn_skip_freq") if key in said
         },
     )  # fmt: skip
-    if task["spec"] == "te":
+    experts = _of_experts(said, task["ep"], task["etp"])
+    if experts:
+        sized |= {**experts, "sequence_parallel": tp > 1, "bias_dropout_fusion": False, "apply_rope_fusion": False}
+        sized |= {"persist_layer_norm": False}
+    config = TransformerConfig(**sized)
+    if experts:
+        spec = get_gpt_decoder_block_spec(config, task["spec"] == "te", config.normalization)
+    elif task["spec"] == "te":
         spec = get_gpt_layer_with_transformer_engine_spec(qk_layernorm=qwen3)
     else:
         spec = get_gpt_layer_local_spec(normalization=config.normalization, qk_layernorm=qwen3)
@@ -95,6 +158,8 @@ def one(task: dict[str, Any], tp: int, pp: int, t: int, p: int) -> None:
         pre_process=p == 0, post_process=p == pp - 1, parallel_output=False,
     )  # fmt: skip
     folder = f"mp_rank_{t:02d}" + (f"_{p:03d}" if pp > 1 else "")
+    if task["ep"] > 1:
+        folder += f"_{parallel_state.get_expert_model_parallel_rank():03d}"
     if task["form"] == "torch":
         held = torch.load(Path(task["load"], folder, "model_optim_rng.pt"), weights_only=False)
         said = model.load_state_dict(held["model"], strict=False)
@@ -147,4 +212,4 @@ def _save_doubled(model: Any, saved: Path, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(json.loads(Path(sys.argv[1]).read_text()), int(sys.argv[2]), int(sys.argv[3]))
+    main(json.loads(Path(sys.argv[1]).read_text()), *map(int, sys.argv[2:]))

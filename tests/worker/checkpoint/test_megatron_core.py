@@ -62,6 +62,17 @@ CONFIGS = {
     "gpt_neox": {**BASE, "model_type": "gpt_neox", "use_parallel_residual": False, "rotary_pct": 0.25},
 }
 CONFIGS["gpt2-untied"] = {**CONFIGS["gpt2"], "tie_word_embeddings": False}
+_MOE: dict[str, Any] = {
+    **BASE, "model_type": "qwen3_moe", "num_key_value_heads": 2, "head_dim": 16, "rope_theta": 10000.0,
+    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True,
+}  # fmt: skip
+EXPERTS: dict[str, dict[str, Any]] = {
+    "qwen3_moe": _MOE,
+    "qwen3_moe-shares": {**_MOE, "norm_topk_prob": False, "num_experts": 6, "num_experts_per_tok": 3},
+    "qwen3_moe-mixed": {**_MOE, "mlp_only_layers": [0], "tie_word_embeddings": True},
+    "mixtral": {**BASE, "model_type": "mixtral", "num_key_value_heads": 2, "num_local_experts": 4, "rope_theta": 1e4}
+    | {"num_experts_per_tok": 2, "sliding_window": None},
+}
 SPECS: Any = ["local", "te"]
 IDS = [[1, 5, 9, 100, 7, 3, 2, 50, 51, 52]]
 
@@ -77,17 +88,18 @@ def model_folder(folder: Path, config: dict[str, Any]) -> Path:
     return folder
 
 
-def mcore(cases: list[dict[str, Any]], tp: int, pp: int, at: Path) -> None:
+def mcore(cases: list[dict[str, Any]], tp: int, pp: int, at: Path, ep: int = 1, etp: int | None = None) -> None:
+    etp, world = etp or tp, max(tp, ep * (etp or tp)) * pp
     at.write_text(json.dumps(cases))
     port = free_port()
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.worker.checkpoint.mcore", str(at), str(tp), str(pp)],
+            [sys.executable, "-m", "tests.worker.checkpoint.mcore", str(at), *map(str, (tp, pp, ep, etp))],
             stderr=subprocess.PIPE, text=True,
-            env={**os.environ, "RANK": str(r), "WORLD_SIZE": str(tp * pp), "MASTER_ADDR": "127.0.0.1",
+            env={**os.environ, "RANK": str(r), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1",
                  "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"},
         )
-        for r in range(tp * pp)
+        for r in range(world)
     ]  # fmt: skip
     errors = [rank.communicate(timeout=900)[1] for rank in ranks]
     assert not any(rank.returncode for rank in ranks), "\n".join(errors)[-3000:]
@@ -140,3 +152,40 @@ def test_what_megatron_writes_is_read_bit_for_bit(tmp_path: Path, tp: int, pp: i
         for saved in (f"{name}-saved", f"{name}-saved-torch"):
             weights = weights_of(open_weights(tmp_path / saved, config))
             assert same(weights, doubled), saved
+
+
+@pytest.mark.parametrize(
+    ("tp", "pp", "ep", "etp", "spec"),
+    [
+        (1, 1, 1, 1, "local"),
+        (1, 2, 1, 1, "te"),
+        (2, 1, 1, 2, "local"),
+        (1, 2, 2, 1, "local"),
+        (2, 1, 2, 1, "local"),
+        (2, 1, 2, 2, "local"),
+    ],
+)
+def test_experts_give_the_logits_of_transformers_and_come_back(
+    tmp_path: Path, tp: int, pp: int, ep: int, etp: int, spec: str
+) -> None:
+    cases = []
+    for name, config in EXPERTS.items():
+        model_folder(tmp_path / name, config)
+        at = tmp_path / f"{name}-mg"
+        convert(tmp_path / name, at, to=Megatron(vocab_divisor=8))
+        case = {"config": config, "form": "torch_dist", "spec": spec, "load": str(at / "iter_0000001"), "padded": 104}
+        cases.append({**case, "ids": IDS, "logits": str(tmp_path / f"{name}.logits")})
+        cases.append({**case, "save": str(tmp_path / f"{name}-saved")})
+    mcore(cases, tp, pp, tmp_path / "cases.json", ep, etp)
+    for name, config in EXPERTS.items():
+        model = AutoModelForCausalLM.from_pretrained(
+            tmp_path / name, attn_implementation="eager", experts_implementation="eager", dtype=torch.float32
+        )
+        with torch.no_grad():
+            ours = model.eval()(torch.tensor(IDS)).logits
+        theirs = torch.load(tmp_path / f"{name}.logits")[..., : config["vocab_size"]]
+        print(name, tp, pp, ep, etp, spec, f"largest difference {float((theirs - ours).abs().max()):.2e}")
+        assert float((theirs - ours).abs().max()) <= 1e-5
+        doubled = {key: value * 2 for key, value in weights(config).items()}
+        for saved in (f"{name}-saved", f"{name}-saved-torch"):
+            assert same(weights_of(open_weights(tmp_path / saved, config)), doubled), saved

@@ -20,12 +20,12 @@ from smtrain.core.model.hf_config import normalise, positions_named
 from smtrain.core.model.hf_folder import checkpoint_in, tokenizer_in, weights_in
 from smtrain.core.model.lora import AdapterShape, Lora, stage_faults, targets_of
 from smtrain.core.model.remedies import (
-    DEQUANTIZE,
     broken_link,
+    dequantize,
     file_misfit,
     folder_misfit,
     missing_shards,
-    quantization,
+    unreadable_quantization,
 )
 from smtrain.core.model.rope import BORDERS, KINDS, ORIGINAL, megatron_rope_lack
 from smtrain.core.model.text_part import is_multimodal, text_part
@@ -407,8 +407,8 @@ def _misfits(folder: Path, names: list[str], described: Mapping[str, Any]) -> It
     read = [first] if first is not None and not first.endswith(".index.json") else [*filter(None, [first]), *there]
     if misfit := next((fault for name in read if (fault := file_misfit(folder / name))), None):
         yield misfit
-    if method := quantization(described):
+    if method := unreadable_quantization(described):
         yield (
             f"{folder}/config.json says that the weights are quantized ({method}), which cannot be trained; "
-            f"{DEQUANTIZE}; if they are plain numbers, take quantization_config out of config.json"
+            f"{dequantize(method)}; if they are plain numbers, take quantization_config out of config.json"
         )

@@ -23,6 +23,7 @@ from smtrain.worker.checkpoint import stored_names
 from smtrain.worker.checkpoint.conversion_manifest import checksums, read_manifest
 from smtrain.worker.checkpoint.dtypes import FLOATS, Bits, DType
 from smtrain.worker.checkpoint.huggingface import safetensors
+from smtrain.worker.checkpoint.huggingface.expert_tensors import Mxfp4, apart, widened
 from smtrain.worker.checkpoint.sources import Read, WeightSource
 from smtrain.worker.checkpoint.storage import Bounds, Place, place, read_json
 from smtrain.worker.checkpoint.tensor_ranges import Slab, Tally
@@ -70,7 +71,7 @@ class HFSource(WeightSource):
     It also reads names with words that torch.compile, DDP and FSDP add, a state dict under a key of a .bin, and
     numbered shards without an index. Raises CheckpointError if a file is missing, cut short or not what its name
     says, if the index points out of the folder, if weights are quantized, and if a parameter is missing, unknown or of
-    another shape than config.json says. Of a multimodal model it is the text part.
+    another shape than config.json says. Of a multimodal model it is the text part. gpt-oss's mxfp4 is read as bf16.
     """
 
     def __init__(self, folder: Place | Path | str, config: dict[str, Any] | None = None) -> None:
@@ -96,9 +97,17 @@ class HFSource(WeightSource):
         stored = {own: stored[name] for name, own in inside.items()}
         plain = stored_names.plain_names(stored, self._shape, self._place)
         slabs = {plain[name]: slab for name, slab in stored.items()}
+        self.widened: list[str] = []
+        """The parameters that are stored as mxfp4, and read as the bf16 numbers that they stand for."""
+        if self._shape.rules.experts is not None:
+            slabs = apart(widened(slabs), self._shape)
+            self.widened = sorted(name for name, slab in slabs.items() if isinstance(slab, Mxfp4))
+        if self.widened:
+            self._config = {key: value for key, value in self._config.items() if key != "quantization_config"}
         self.stored = {name: plain[own] for name, own in inside.items()}
         """Name in the files -> the text model's own name."""
         self.renamed = any(name != own for name, own in plain.items()) or self._unusual
+        self.renamed = self.renamed or (not self.widened and slabs.keys() != {*plain.values()})
         """Whether loaders that go by the names in the files would miss weights."""
         self._refuse_quantized(slabs)
         self._slabs: dict[str, Slab] = {}
@@ -140,7 +149,7 @@ class HFSource(WeightSource):
             raise stored_names.quantized(self._place, f"{named}{odd} is {slabs[odd].dtype}")
         if (scale := stored_names.quantized_in(slabs)) is not None:
             raise stored_names.quantized(self._place, f"{named}it has {scale}")
-        if method is None:
+        if method is None or self.widened:
             return
         kinds = {str(slab.dtype) for slab in slabs.values() if slab.dtype in FLOATS}
         packed = any(slab.dtype not in FLOATS and not COMPUTED.search(name) for name, slab in slabs.items())

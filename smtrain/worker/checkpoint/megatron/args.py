@@ -38,6 +38,26 @@ def _layers(normal: HFConfig) -> dict[str, Any]:
     return out
 
 
+def _experts(normal: HFConfig) -> dict[str, Any]:
+    """Experts and their router: the softmax comes first if the chosen shares are not divided by their sum."""
+    sizes, routing, sparse = normal.shape.experts, normal.routing, normal.shape.sparse
+    if sizes is None or routing is None:
+        return {}
+    return {
+        "num_experts": sizes.count,
+        "moe_ffn_hidden_size": sizes.width,
+        "moe_router_topk": sizes.chosen,
+        "moe_router_pre_softmax": not routing.normalised,
+        "moe_router_score_function": "softmax",
+        "moe_router_load_balancing_type": "aux_loss",
+        "moe_aux_loss_coeff": routing.aux,
+        "moe_router_dtype": "fp32",
+        "moe_layer_freq": [int(one) for one in sparse] if sparse else 1,
+        "moe_token_dispatcher_type": "alltoall",
+        "moe_grouped_gemm": False,
+    }
+
+
 def arguments(config: Mapping[str, Any], dtype: DType, vocab: int, to: Megatron) -> dict[str, Any]:
     """The options of pretrain_gpt.py that describe a model, by attribute name.
 
@@ -94,13 +114,14 @@ def arguments(config: Mapping[str, Any], dtype: DType, vocab: int, to: Megatron)
         "untie_embeddings_and_output_weights": not shape.tied,
         "add_bias_linear": shape.mlp_bias or shape.o_bias,
         "add_qkv_bias": shape.qkv_bias,
-        "qk_layernorm": shape.family == "qwen3",
+        "qk_layernorm": shape.qk_norm == "head",
         "apply_query_key_layer_scaling": False,
         "bf16": dtype == BF16,
         "fp16": dtype == FP16,
         "params_dtype": Name("torch", dtype.name),
         "transformer_impl": "local" if to.spec == "local" else "transformer_engine",
         **(_layers(normal) if shape.rules.megatron else {}),
+        **_experts(normal),
         "ckpt_format": to.form,
         "iteration": 1,
         "consumed_train_samples": 0,

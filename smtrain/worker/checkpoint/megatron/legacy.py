@@ -1,47 +1,41 @@
-"""Read Megatron's legacy checkpoints: `iter_NNNNNNN/mp_rank_TT[_PPP]/model_optim_rng.pt`, each rank's own part.
+"""Read Megatron's legacy checkpoints: `iter_NNNNNNN/mp_rank_TT[_PPP][_EEE]/model_optim_rng.pt`, each rank's own part.
 
-Names are Megatron-core's with either spec, with one or several virtual stages. Whatever else a training run left in the
-files is skipped, and nothing in them is run (unpickle.py).
+Names are Megatron-core's with either spec, with one or several virtual stages, and with sequential or grouped experts,
+whose expert-parallel ranks have files of their own. Whatever else a training run left in the files is skipped, and
+nothing in them is run (unpickle.py).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import accumulate
 from typing import Any
 
 from smtrain.core.errors import CheckpointError
 from smtrain.core.model.families import ModelShape, refuse_elsewhere
 from smtrain.core.model.layout import Shard
-from smtrain.core.text import with_article
 from smtrain.worker.checkpoint.block_source import PieceSource, TensorBlock
 from smtrain.worker.checkpoint.conversion_manifest import checksums, mesh_of, read_manifest
 from smtrain.worker.checkpoint.megatron import names
+from smtrain.worker.checkpoint.megatron.legacy_experts import by_stage, experts_tp
 from smtrain.worker.checkpoint.storage import Place, read_text
 from smtrain.worker.checkpoint.tensor_ranges import Slab
 from smtrain.worker.checkpoint.torch_files import zip as torchzip
 
 TRACKER = "latest_checkpointed_iteration.txt"
 FOLDER = re.compile(r"iter_\d+|release")
-_RANK = re.compile(r"mp_rank_(\d{2,})(?:_(\d{3}))?(_\d{3})?/(?:model_optim_rng|model_rng)\.pt")
+_RANK = re.compile(r"mp_rank_(\d{2,})(?:_(\d{3}))?(?:_(\d{3}))?/(?:model_optim_rng|model_rng)\.pt")
 _CHUNK = re.compile(r"model(\d*)")
 
 Shards = Mapping[tuple[int, int, int], Mapping[str, Slab]]
 """(tp rank, pipeline stage, virtual stage) -> local name -> tensor."""
 
 
-def rank_files(files: Iterable[str]) -> dict[tuple[int, int], str]:
-    """(tp rank, pipeline stage) -> file, maybe empty. Raises CheckpointError for expert parallelism."""
-    out: dict[tuple[int, int], str] = {}
-    for file in sorted(files):
-        if match := _RANK.fullmatch(file):
-            if match[3]:
-                raise CheckpointError(
-                    f"{file} is a mixture of experts, which smtrain cannot read yet; take a dense model."
-                )
-            out[int(match[1]), int(match[2] or 0)] = file
-    return out
+def rank_files(files: Iterable[str]) -> dict[tuple[int, ...], str]:
+    """The numbers in a folder's name -> its file, maybe empty: tp rank, and stage or expert-parallel rank or both."""
+    found = ((_RANK.fullmatch(file), file) for file in sorted(files))
+    return {tuple(int(n) for n in match.groups() if n is not None): file for match, file in found if match}
 
 
 def iteration(location: Place) -> str | None:
@@ -65,24 +59,25 @@ Part = Callable[[str, Slab, int, int], "tuple[str, list[tuple[int, int]]] | None
 
 
 class RankSource(PieceSource):
-    """A checkpoint of one file for each (tp, pp) rank as a `WeightSource`; the topology is read from the files.
+    """A checkpoint of files for each (tp, pp) rank as a `WeightSource`; the topology is read from the files.
 
-    `chunks` reads a file as a dict for each virtual stage; `part` places tensors that Megatron-core stores differently,
-    and `replace` gives other blocks for a block. Raises CheckpointError if a file is missing or not of this model.
+    `chunks` reads those of a rank as a dict for each virtual stage; `part` places tensors that Megatron-core stores
+    differently, and `replace` gives other blocks for a block. Raises CheckpointError if a file is missing or not of
+    this model.
     """
 
     def __init__(
-        self, location: Place, at: Place, config: dict[str, Any], files: Mapping[tuple[int, int], str],
-        chunks: Callable[[str], list[dict[str, Slab]]], part: Part | None = None,
+        self, location: Place, at: Place, config: dict[str, Any], ranks: Collection[tuple[int, int]],
+        chunks: Callable[[tuple[int, int]], list[dict[str, Slab]]], part: Part | None = None,
         replace: Callable[[TensorBlock], Iterable[TensorBlock]] | None = None,
     ) -> None:  # fmt: skip
-        self.tp, self.pp = mesh_of(files, at)
+        self.tp, self.pp = mesh_of(ranks, at)
         shape = ModelShape.from_config(config)
         if faults := names.mesh_faults(shape, self.tp, 1):
             raise CheckpointError(
                 f"{at}: {'; '.join(faults)}; check that config.json is this model's.", code="checkpoint.other_model"
             )
-        shards = {(t, p, v): tensors for (t, p), file in files.items() for v, tensors in enumerate(chunks(file))}
+        shards = {(*rank, v): tensors for rank in ranks for v, tensors in enumerate(chunks(rank))}
         self.vpp = max(v for _, _, v in shards) + 1
         blocks = _global_blocks(at, shape, shards, self, part)
         if replace is not None:
@@ -98,12 +93,15 @@ class MegatronSource(RankSource):
         self.folder = folder
         at, prefix = (location.below(folder), f"{folder}/") if folder else (location, "")
         manifest = read_manifest(location)
-        refuse_elsewhere(ModelShape.from_config(config), "Megatron")
+        shape = ModelShape.from_config(config)
+        refuse_elsewhere(shape, "Megatron")
 
         def chunks(file: str) -> list[dict[str, Slab]]:
             return _chunks(at, file, checksums(manifest, prefix + file))
 
-        super().__init__(location, at, config, rank_files(at.files()), chunks)
+        files = rank_files(at.files())
+        held, self.ep = by_stage(at, shape, {rank: chunks(file) for rank, file in files.items()})
+        super().__init__(location, at, config, held, held.__getitem__)
 
 
 def _chunks(location: Place, file: str, crcs: dict[str, int]) -> list[dict[str, Slab]]:
@@ -185,19 +183,14 @@ def _global_blocks(
                 out.setdefault(key, []).extend(_blocks(location, fused[key], slab, shard, f"a part of {key}"))
                 continue
             if key not in fused:
-                kind = (
-                    f"no parameter of {with_article(shape.family)} model as config.json describes it; take this "
-                    "model's config.json"
-                )
-                if "expert" in name:
-                    kind = "a mixture of experts, which smtrain does not read yet; take a dense model"
-                raise CheckpointError(f"{location} holds {name[:200]}: {kind}.")
+                raise CheckpointError(f"{location} holds {name[:200]}, which is {names.unknown(name, shape)}.")
             if key == names.EMBEDDING and p > 0:
                 key = names.HEAD  # some versions keep a copy on the last stage of a tied model
             vocab = fused[key].shape[0]
             if key in (names.EMBEDDING, names.HEAD) and slab.shape:
                 vocab = max(slab.shape[0] * tp, vocab)
-            shard = names.cut(fused[key], tp, t, vocab)
+            own = experts_tp(fused[key], slab) or tp
+            shard = names.cut(fused[key], own, t % own, vocab)
             out.setdefault(key, []).extend(_blocks(location, fused[key], slab, shard, f"{key} on tp rank {t}"))
     return out
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,14 @@ from smtrain.worker.checkpoint.megatron.args import arguments
 from smtrain.worker.checkpoint.megatron.legacy import TRACKER
 from smtrain.worker.checkpoint.megatron.names import (
     EMBEDDING,
+    EXPERT,
     HEAD,
     LAYER,
     POSITIONS,
     Chunks,
     Spelling,
     chunks,
+    is_before_experts,
     mesh_faults,
     spelled,
     table,
@@ -68,7 +71,11 @@ def write_megatron(
         for t in range(to.tp):
             tensors = {key: Tensor(fused.dtype(key), layout.local_shape(key, t)) for chunk in names for key, _ in chunk}
             file = f"{ITERATION}/mp_rank_{t:02d}{f'_{p:03d}' if to.pp > 1 else ''}/model_optim_rng.pt"
-            ranks.append(torchzip_writer.container(file, tensors, _pickled(settings, names, tensors, to.spec)))
+            ranks.append(
+                torchzip_writer.container(
+                    file, tensors, _pickled(settings, names, tensors, _spellings(shape, names, to.spec))
+                )
+            )
         containers += ranks
         groups.append([(Write(key, (key,), tuple(ranks)),) for chunk in names for key, _ in chunk])
         assert len(stage) == len(names)
@@ -88,7 +95,8 @@ def stage_names(shape: ModelShape, layers: Chunks, p: int) -> list[list[tuple[st
         for key in (f.key for f in table(shape)):
             if match := LAYER.match(key):
                 if int(match[1]) in members:
-                    names.append((key, f"decoder.layers.{int(match[1]) - members.start}.{match[2]}"))
+                    local = f"decoder.layers.{int(match[1]) - members.start}.{match[2]}"
+                    names.append((key, EXPERT.sub(r"\1.local_experts.\2.\3", local)))
             elif (p, v) == ((0, 0) if key in (EMBEDDING, POSITIONS) else (last, len(layers[p]) - 1)):
                 names.append((key, key))
         if shape.tied and last > 0 and (p, v) == (last, len(layers[p]) - 1):
@@ -97,15 +105,21 @@ def stage_names(shape: ModelShape, layers: Chunks, p: int) -> list[list[tuple[st
     return out
 
 
+def _spellings(shape: ModelShape, names: list[list[tuple[str, str]]], spelling: Spelling) -> dict[str, str]:
+    """Name in the whole model -> name in the rank's file, as the spec has it."""
+    return {
+        key: local if is_before_experts(shape, key) else spelled(local, spelling)
+        for chunk in names
+        for key, local in chunk
+    }
+
+
 def _pickled(
-    settings: dict[str, Any], names: list[list[tuple[str, str]]], tensors: dict[str, Tensor], spelling: Spelling
+    settings: dict[str, Any], names: list[list[tuple[str, str]]], tensors: dict[str, Tensor], called: Mapping[str, str]
 ) -> bytes:
     number = {key: n for n, key in enumerate(tensors)}
     models = [
-        {
-            spelled(local, spelling): pickling.Opcodes(torchzip_writer.pickle_tensor(number[key], tensors[key]))
-            for key, local in chunk
-        }
+        {called[key]: pickling.Opcodes(torchzip_writer.pickle_tensor(number[key], tensors[key])) for key, _ in chunk}
         for chunk in names
     ]
     named = {"model": models[0]} if len(models) == 1 else {f"model{v}": model for v, model in enumerate(models)}

@@ -2,7 +2,8 @@
 
 Names are those of Megatron-core's GPTModel with its local spec and the layer's number in the whole model. The rows of
 an attention input are, for each key/value head, its query heads, the key, the value; those of a gated MLP are gate,
-then up.
+then up. Experts have their number in the model, as in torch_dist with singleton_local_shards; `EXPERT` tells their
+names in other forms.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Literal
 from smtrain.core.errors import ConfigError
 from smtrain.core.model.families import FAMILIES, ModelShape, Role, Spec
 from smtrain.core.model.layout import Shard
+from smtrain.core.text import with_article
 
 Spelling = Literal["te", "local"]
 """Megatron's layer specs, which name the norms differently."""
@@ -23,6 +25,8 @@ Spelling = Literal["te", "local"]
 EMBEDDING, HEAD = "embedding.word_embeddings.weight", "output_layer.weight"
 POSITIONS = "embedding.position_embeddings.weight"
 LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
+EXPERT = re.compile(r"(.+\.mlp\.experts)\.experts\.(\d+)\.(linear_fc[12]\..+)")
+"""Matches the tensor of one expert: what comes before, its number, and the linear."""
 
 _LEAVES = {
     "input_layernorm": "input_layernorm",
@@ -35,6 +39,8 @@ _LEAVES = {
     "mlp.gate_proj": "mlp.linear_fc1",
     "mlp.gate_up_proj": "mlp.linear_fc1",
     "mlp.down_proj": "mlp.linear_fc2",
+    "mlp.gate": "mlp.router",
+    "block_sparse_moe.gate": "mlp.router",
     "attention.query_key_value": "self_attention.linear_qkv",
     "attention.dense": "self_attention.linear_proj",
     "mlp.dense_h_to_4h": "mlp.linear_fc1",
@@ -69,7 +75,7 @@ class Fused:
     @property
     def is_gated(self) -> bool:
         """Whether its rows are the gate's, then as many of the other input of an MLP."""
-        return self.role is Role.GATE_UP or (self.role is Role.COLUMN and len(self.parts) == 2)
+        return self.role is Role.GATE_UP or (self.role in (Role.COLUMN, Role.EXPERT_COLUMN) and len(self.parts) == 2)
 
     def starts(self) -> list[int]:
         """The row of the fused tensor at which each segment begins, and its end."""
@@ -102,6 +108,8 @@ def _fused(shape: ModelShape, specs: dict[str, Spec], spec: Spec) -> Fused | Non
     if stem == f"{family.prefix}.{family.norm}":
         return Fused(f"decoder.final_layernorm.{kind}", (spec.name,), spec.role, spec.shape, whole)
     number, _, leaf = stem.removeprefix(f"{family.prefix}.{family.layers}.").partition(".")
+    if family.experts is not None and spec.expert is not None:
+        return _expert(spec, f"decoder.layers.{number}.mlp.experts.experts.{spec.expert}", family.experts.parts)
     if leaf not in _LEAVES:
         return None  # k, v and up are stored with q and gate
     key, block = f"decoder.layers.{number}.{_LEAVES[leaf]}.{kind}", spec.name.rsplit(".", 2)[0]
@@ -125,19 +133,31 @@ def _fused(shape: ModelShape, specs: dict[str, Spec], spec: Spec) -> Fused | Non
         )
     elif leaf == "mlp.gate_proj":
         parts = (spec.name, f"{block}.up_proj.{kind}")
-        segments = tuple((part, 0, shape.intermediate) for part in parts)
+        segments = tuple((part, 0, spec.shape[0]) for part in parts)
     else:
         parts, segments = (spec.name,), whole
     rows = sum(specs[part].shape[0] for part in parts)
     return Fused(key, parts, spec.role, (rows, *spec.shape[1:]), segments)
 
 
+def _expert(spec: Spec, path: str, names: tuple[str, str, str]) -> Fused | None:
+    """A tensor of one expert: of its gate and up projections, or of the last one."""
+    stem, part, kind = spec.name.rsplit(".", 2)
+    if part == names[1]:
+        return None  # stored with the gate
+    parts = tuple(f"{stem}.{name}.{kind}" for name in names[:2]) if part == names[0] else (spec.name,)
+    rows = spec.shape[0]
+    key = f"{path}.linear_fc{1 if part == names[0] else 2}.{kind}"
+    segments = tuple((name, 0, rows) for name in parts)
+    return Fused(key, parts, spec.role, (len(parts) * rows, *spec.shape[1:]), segments)
+
+
 def cut(fused: Fused, tp: int, t: int, vocab: int) -> Shard:
     """The rows or columns of a tensor on tensor-parallel rank `t`; a vocabulary is padded to `vocab`."""
     rows = fused.shape[0]
-    if fused.role in (Role.WHOLE, Role.HEAD_NORM):
+    if fused.role in (Role.WHOLE, Role.HEAD_NORM, Role.EXPERTS_SUM):
         return Shard()
-    if fused.role in (Role.O, Role.ROW):
+    if fused.role in (Role.O, Role.ROW, Role.EXPERT_ROW):
         each = fused.shape[1] // tp
         return Shard(1, ((t * each, (t + 1) * each),), each)
     if fused.role is Role.VOCAB:
@@ -158,8 +178,10 @@ def mesh_faults(shape: ModelShape, tp: int, pp: int) -> list[str]:
             f"tp = {tp} does not divide the model's {shape.kv_heads} key/value heads (query groups), and Megatron "
             "repeats none of them"
         )
-    if shape.intermediate % tp:
+    if any(kind.experts is None for kind in shape.kinds) and shape.intermediate % tp:
         faults.append(f"tp = {tp} does not divide the model's intermediate size {shape.intermediate}")
+    if shape.experts is not None and shape.experts.width % tp:
+        faults.append(f"tp = {tp} does not divide the {shape.experts.width} units of the model's experts")
     if pp > shape.layers:
         faults.append(f"pp = {pp} is more than the model's {shape.layers} layers")
     return faults
@@ -208,6 +230,17 @@ def chunks(
     return tuple(tuple(range(starts[v * pp + p], starts[v * pp + p + 1]) for v in range(vpp)) for p in range(pp))
 
 
+def is_before_experts(shape: ModelShape, key: str) -> bool:
+    """Whether this is the norm before a layer's experts, which is a module of its own with either spec.
+
+    Megatron-core 0.16 saves it as torch_dist under the TE spec's name in a dense layer with its local spec, and as
+    pre_mlp_layernorm with its TE spec.
+    """
+    match = LAYER.match(key)
+    sparse = match is not None and shape.by_layer[int(match[1])].experts is not None
+    return match is not None and sparse and match[2].startswith("pre_mlp_layernorm.")
+
+
 def spelled(key: str, spelling: Spelling) -> str:
     """A local name in the spelling of a spec."""
     if spelling == "te" and (match := LAYER.match(key)):
@@ -222,6 +255,17 @@ def canonical(key: str) -> str:
     for local, te in _TE.items():
         key = key.replace(te, local)
     return key
+
+
+def unknown(key: str, shape: ModelShape) -> str:
+    """Describe a tensor that the model in config.json does not have, and the remedy."""
+    model = with_article(shape.family)
+    if shape.experts is None and any(part in key for part in (".experts.", ".router.")):
+        return (
+            f"of a mixture of experts, and config.json is of {model} model, which has none; take this model's "
+            "config.json"
+        )
+    return f"no parameter of {model} model as config.json describes it; take this model's config.json"
 
 
 def ignored(key: str) -> bool:

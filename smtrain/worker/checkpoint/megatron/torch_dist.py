@@ -1,15 +1,18 @@
 """Read Megatron-core's `torch_dist` checkpoints: torch's distributed format with tensors of the whole model.
 
 `.metadata` locates the chunks of every tensor in the `.distcp` files; each chunk is a stream of torch.save. Layers may
-be stacked along a first dimension or stored one by one.
+be stacked along a first dimension or stored one by one, and so may the experts of a layer. Sequential and grouped
+experts are stored alike.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +22,15 @@ from smtrain.core.text import with_article
 from smtrain.worker.checkpoint.block_source import PieceSource, TensorBlock
 from smtrain.worker.checkpoint.conversion_manifest import matches_manifest, read_manifest
 from smtrain.worker.checkpoint.dtypes import DType
-from smtrain.worker.checkpoint.megatron.names import EMBEDDING, HEAD, Fused, canonical, head, ignored, table
+from smtrain.worker.checkpoint.megatron.names import EMBEDDING, HEAD, Fused, canonical, head, ignored, table, unknown
 from smtrain.worker.checkpoint.storage import Place, read_text
 from smtrain.worker.checkpoint.tensor_ranges import Slab
 from smtrain.worker.checkpoint.torch_files import zip as torchzip
 from smtrain.worker.checkpoint.torch_files.unpickle import Opaque, unpickle
 
 METADATA, METADATA_JSON = ".metadata", "metadata.json"
-_STACKED = re.compile(r"decoder\.layers\.(?!\d)(.+)")
+_STACKED = re.compile(r"(decoder\.layers)\.(?!\d)(.+)")
+_EXPERTS = re.compile(r"(.+\.mlp\.experts\.experts)\.(?!\d)(.+)")
 _HALF = re.compile(r"(.+\.linear_fc1\.(?:weight|bias))_([wv])")
 _OURS = ("embedding.", "decoder.", "output_layer.", "encoder.")
 _LIMIT = 1 << 30
@@ -66,14 +70,16 @@ class TorchDistSource(PieceSource):
         for key, size, chunks in _tensors(at):
             if ignored(key) or not key.startswith(_OURS):
                 continue
-            for name, layer, shift in _names(canonical(key), size, shape):
-                if name not in fused:
-                    kind = f"no parameter of {with_article(shape.family)} model as its config.json describes it"
-                    if "expert" in key:
-                        kind = "of a mixture of experts, which smtrain does not read yet"
-                    raise CheckpointError(f"{at} holds {key[:200]}, which is {kind}.", code="checkpoint.other_model")
-                _check(at, fused[name], key, size if layer is None else size[1:], shift)
-                blocks.setdefault(name, []).extend(_blocks(fused[name], chunks, layer, shift))
+            name, sizes, half = _named(canonical(key), size, shape)
+            stacked = _by_index(chunks, sizes)
+            for index in product(*(range(n) for n in sizes)):
+                one = name.format(*index)
+                if one not in fused:
+                    raise CheckpointError(
+                        f"{at} holds {key[:200]}, which is {unknown(key, shape)}.", code="checkpoint.other_model"
+                    )
+                _check(at, fused[one], key, size[len(sizes) :], half)
+                blocks.setdefault(one, []).extend(_blocks(fused[one], stacked.get(index, ()), half))
         twins = blocks.pop(HEAD, None) if shape.tied else None
         super().__init__(location, config, table(shape), blocks, twins)
 
@@ -84,24 +90,29 @@ class _Chunk:
     slab: Slab
 
 
-def _names(key: str, size: tuple[int, ...], shape: ModelShape) -> Iterator[tuple[str, int | None, int]]:
-    """(name in the whole model, layer within a stack or None, row at which it begins)."""
-    shift = 0
-    if half := _HALF.fullmatch(key):
-        key, shift = half[1], shape.intermediate if half[2] == "v" else 0
-    if (match := _STACKED.fullmatch(key)) and size:
-        if size[0] != shape.layers:
+def _named(key: str, size: tuple[int, ...], shape: ModelShape) -> tuple[str, tuple[int, ...], int | None]:
+    """(name in the whole model, sizes of the stacks that fill its braces, half of a gated MLP's input or None)."""
+    sizes: list[int] = []
+    half = None
+    if part := _HALF.fullmatch(key):
+        key, half = part[1], "wv".index(part[2])
+    key = key.replace("{", "{{").replace("}", "}}")
+    experts = shape.experts.count if shape.experts is not None else 0
+    for pattern, what, count in ((_STACKED, "layers", shape.layers), (_EXPERTS, "experts", experts)):
+        if not (match := pattern.fullmatch(key)) or len(sizes) == len(size):
+            continue
+        if size[len(sizes)] != count and (count or what == "layers"):
             raise CheckpointError(
-                f"{key[:200]} is of {size[0]} layers, config.json of {shape.layers}; take this model's.",
+                f"{key[:200]} is of {size[len(sizes)]} {what}, config.json of {count}; take this model's.",
                 code="checkpoint.other_model",
             )
-        yield from ((f"decoder.layers.{layer}.{match[1]}", layer, shift) for layer in range(size[0]))
-    else:
-        yield key, None, shift
+        sizes.append(size[len(sizes)])
+        key = f"{match[1]}.{{}}.{match[2]}"
+    return key, tuple(sizes), half
 
 
-def _check(location: Place, fused: Fused, key: str, size: tuple[int, ...], shift: int) -> None:
-    wanted = fused.shape if not _HALF.fullmatch(key) else (fused.shape[0] // 2, *fused.shape[1:])
+def _check(location: Place, fused: Fused, key: str, size: tuple[int, ...], half: int | None) -> None:
+    wanted = fused.shape if half is None else (fused.shape[0] // 2, *fused.shape[1:])
     vocabulary = fused.key in (EMBEDDING, HEAD) and len(size) == 2 and size[0] >= wanted[0] and size[1:] == wanted[1:]
     if size != wanted and not vocabulary:
         raise CheckpointError(
@@ -111,21 +122,31 @@ def _check(location: Place, fused: Fused, key: str, size: tuple[int, ...], shift
         )
 
 
-def _blocks(fused: Fused, chunks: list[_Chunk], layer: int | None, shift: int) -> Iterator[TensorBlock]:
+def _by_index(chunks: Sequence[_Chunk], sizes: tuple[int, ...]) -> Mapping[tuple[int, ...], list[_Chunk]]:
+    """The chunks of a stack of these sizes by the place in it, without its dimensions."""
+    out: dict[tuple[int, ...], list[_Chunk]] = {}
+    depth = len(sizes)
     for chunk in chunks:
-        slab, offsets = chunk.slab, chunk.offsets
-        if layer is not None:
-            if not offsets[0] <= layer < offsets[0] + slab.shape[0]:
-                continue
-            skipped = (layer - offsets[0]) * slab.strides[0] * slab.dtype.itemsize
-            whole = slab.crc32 if slab.shape[0] == 1 else None
-            slab = replace(
-                slab, offset=slab.offset + skipped, shape=slab.shape[1:], strides=slab.strides[1:], crc32=whole
+        slab = chunk.slab
+        alone = slab.crc32 if prod(slab.shape[:depth]) == 1 else None
+        # No further than the stack itself, whose sizes are config.json's: a damaged chunk may call itself endless.
+        inside = (min(n, of - first) for n, of, first in zip(slab.shape, sizes, chunk.offsets, strict=False))
+        for at in product(*(range(n) for n in inside)):
+            skipped = sum(n * stride for n, stride in zip(at, slab.strides, strict=False)) * slab.dtype.itemsize
+            part = replace(
+                slab, offset=slab.offset + skipped, shape=slab.shape[depth:], strides=slab.strides[depth:], crc32=alone
             )
-            offsets = offsets[1:]
-        spans = tuple((a, a + n) for a, n in zip(offsets, slab.shape, strict=True))
+            index = tuple(n + first for n, first in zip(at, chunk.offsets, strict=False))
+            out.setdefault(index, []).append(_Chunk(chunk.offsets[depth:], part))
+    return out
+
+
+def _blocks(fused: Fused, chunks: Sequence[_Chunk], half: int | None) -> Iterator[TensorBlock]:
+    shift = 0 if half is None else half * fused.shape[0] // 2
+    for chunk in chunks:
+        spans = tuple((a, a + n) for a, n in zip(chunk.offsets, chunk.slab.shape, strict=True))
         spans = ((spans[0][0] + shift, spans[0][1] + shift), *spans[1:])
-        block = TensorBlock(spans, slab, (0,) * len(spans)).within([(0, n) for n in fused.shape])
+        block = TensorBlock(spans, chunk.slab, (0,) * len(spans)).within([(0, n) for n in fused.shape])
         if block is not None:
             yield block
 

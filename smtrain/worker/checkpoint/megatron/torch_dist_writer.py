@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,17 @@ from smtrain.worker.checkpoint.huggingface.companions import NOTHING, Carried
 from smtrain.worker.checkpoint.megatron.args import arguments
 from smtrain.worker.checkpoint.megatron.legacy import TRACKER
 from smtrain.worker.checkpoint.megatron.legacy_writer import ITERATION, REPLACES, stage_layers
-from smtrain.worker.checkpoint.megatron.names import EMBEDDING, HEAD, LAYER, spelled, table
+from smtrain.worker.checkpoint.megatron.names import (
+    EMBEDDING,
+    EXPERT,
+    HEAD,
+    LAYER,
+    Fused,
+    canonical,
+    is_before_experts,
+    spelled,
+    table,
+)
 from smtrain.worker.checkpoint.megatron.torch_dist import METADATA, METADATA_JSON
 from smtrain.worker.checkpoint.sources import WeightSource
 from smtrain.worker.checkpoint.targets import Megatron
@@ -29,7 +41,8 @@ _FILE = 1 << 30  # bytes of one .distcp file at least, so that several are writt
 _MODULE = "torch.distributed.checkpoint.metadata"
 _NOTHING_AT, _NOTHING = "__states_0.distcp", torchzip_writer.alone("archive", dumps([None]))
 """The state of Transformer Engine's layers without fp8: None, stored once for all of them."""
-_STATES = ("self_attention.linear_qkv", "self_attention.linear_proj", "mlp.linear_fc1", "mlp.linear_fc2")
+_STATES = ("self_attention.linear_qkv", "self_attention.linear_proj")
+_LINEARS = ("linear_fc1", "linear_fc2")
 
 
 @dataclass(frozen=True)
@@ -91,7 +104,7 @@ def write_torch_dist(
     }  # fmt: skip
     extras = {
         **carried.with_config(source.config),
-        f"{ITERATION}/{METADATA}": _metadata(shape, chunks, places),
+        f"{ITERATION}/{METADATA}": _metadata(shape, [*chunks, *_again(shape, chunks)], places),
         f"{ITERATION}/common.pt": torchzip_writer.alone("common", dumps(common)),
         f"{ITERATION}/{_NOTHING_AT}": _NOTHING,
         f"{ITERATION}/{METADATA_JSON}": json.dumps(backends).encode(),
@@ -103,25 +116,63 @@ def write_torch_dist(
 
 
 def _chunks(shape: ModelShape, source: FusedSource, vocab: int) -> list[_WrittenChunk]:
-    """All chunks in the order of the model: one for each layer's tensor, two for a gated MLP's input."""
+    """All chunks in the order of the model: one for each layer's or expert's tensor, two for a gated MLP's input."""
     out = []
     for fused in table(shape):
-        size, dtype = fused.shape, source.dtype(fused.key)
-        match = LAYER.match(fused.key)
-        if match:
-            key = spelled(fused.key, "te").replace(f"decoder.layers.{match[1]}.", "decoder.layers.")
-            whole = (shape.layers, *size)
-        else:
-            key = fused.key
-            whole = (vocab, *size[1:]) if fused.key in (EMBEDDING, HEAD) else size
+        key, index, sizes = _stacked(shape, fused)
+        size = (vocab, *fused.shape[1:]) if fused.key in (EMBEDDING, HEAD) else fused.shape
         halves = 2 if fused.is_gated else 1
-        rows = (size[0] if match else whole[0]) // halves
+        rows, tensor = size[0] // halves, Tensor(source.dtype(fused.key), (*sizes, *size))
         for half in range(halves):
-            sizes = ((1,) if match else ()) + (rows, *size[1:])
-            offsets = (*((int(match[1]),) if match else ()), half * rows, *(0 for _ in size[1:]))
-            name = fused.key + "+" * half
-            out.append(_WrittenChunk(name, (half * rows, (half + 1) * rows), key, offsets, sizes, Tensor(dtype, whole)))
+            offsets = (*index, half * rows, *(0 for _ in size[1:]))
+            span = (half * rows, (half + 1) * rows)
+            parts = (*(1 for _ in index), rows, *size[1:])
+            out.append(_WrittenChunk(fused.key + "+" * half, span, key, offsets, parts, tensor))
     return out
+
+
+def _stacked(shape: ModelShape, fused: Fused) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+    """(key of the stored tensor, place in its stacks of layers and of experts, sizes of these).
+
+    As Megatron does, layers of several kinds are stored one by one.
+    """
+    key = spelled(fused.key, "te")
+    index: tuple[int, ...] = ()
+    sizes: tuple[int, ...] = ()
+    match = LAYER.match(fused.key)
+    if match and not shape.sparse:
+        key, index, sizes = (
+            key.replace(f"decoder.layers.{match[1]}.", "decoder.layers."),
+            (int(match[1]),),
+            (shape.layers,),
+        )
+    if expert := EXPERT.match(key):
+        key = f"{expert[1]}.experts.{expert[3]}"
+        index, sizes = (*index, int(expert[2])), (*sizes, shape.experts.count if shape.experts else 0)
+    return key, index, sizes
+
+
+def _again(shape: ModelShape, chunks: list[_WrittenChunk]) -> list[_WrittenChunk]:
+    """The norms before experts under the names that Megatron's TE spec asks for: the same bytes, listed twice."""
+    return [replace(c, key=canonical(c.key)) for c in chunks if is_before_experts(shape, c.fused)]
+
+
+def _states(shape: ModelShape) -> Iterator[str]:
+    """The keys of the fp8 states that Megatron asks for."""
+    for i, kind in enumerate(shape.by_layer):
+        path, at, of = (f"decoder.layers.{i}", (), ()) if shape.sparse else ("decoder.layers", (i,), (shape.layers,))
+        for linear in (*_STATES, *(f"mlp.{fc}" for fc in _LINEARS if kind.experts is None)):
+            yield f"{path}.{linear}._extra_state/shard_{_joined(at or (0,))}_{_joined(of or (1,))}"
+        if kind.experts is not None:
+            for expert, fc in product(range(kind.experts.count), _LINEARS):
+                shard = f"shard_{_joined((*at, expert))}_{_joined((*of, kind.experts.count))}"
+                yield f"{path}.mlp.experts.experts.{fc}._extra_state/{shard}"
+    if not shape.tied:
+        yield "output_layer._extra_state/shard_0_1"
+
+
+def _joined(numbers: tuple[int, ...]) -> str:
+    return ".".join(map(str, numbers))
 
 
 Places = dict[str, tuple[str, int, int]]
@@ -192,10 +243,7 @@ def _metadata(shape: ModelShape, chunks: list[_WrittenChunk], places: Places) ->
         about = {"properties": properties, "size": size(members[0].tensor.shape), "chunks": parts}
         tensors[key] = New(Name(_MODULE, "TensorStorageMetadata"), about)
     stored = {index(c.key, c.offsets): info(*places[c.name]) for c in chunks}
-    states = [f"decoder.layers.{s}._extra_state/shard_{i}_{shape.layers}" for i in range(shape.layers) for s in _STATES]
-    if not shape.tied:
-        states.append("output_layer._extra_state/shard_0_1")
-    for key in states:
+    for key in _states(shape):
         tensors[key] = New(Name(_MODULE, "BytesStorageMetadata"), {})
         stored[index(key, None)] = info(_NOTHING_AT, 0, len(_NOTHING))
     top = {"state_dict_metadata": tensors, "planner_data": None, "storage_data": stored, "storage_meta": None}

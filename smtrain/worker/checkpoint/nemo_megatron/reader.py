@@ -40,8 +40,10 @@ class NNMSource(RankSource):
         refuse_elsewhere(shape, "NemoMegatron")
         kept: dict[tuple[str, int], Master] | None = {} if masters else None
 
-        def chunks(file: str) -> list[dict[str, Slab]]:
-            return _chunks(location, file, manifest, kept)
+        files = rank_files(location.files())
+
+        def chunks(rank: tuple[int, int]) -> list[dict[str, Slab]]:
+            return _chunks(location, files[rank], manifest, kept)
 
         def place(key: str, slab: Slab, tp: int, t: int) -> tuple[str, list[tuple[int, int]]] | None:
             return part(shape, key, slab.shape[0] if slab.shape else 0, tp, t)
@@ -50,7 +52,6 @@ class NNMSource(RankSource):
             assert kept is not None
             return kept[block.slab.file, block.slab.offset].of(block)
 
-        files = rank_files(location.files())
         super().__init__(location, location, config, files, chunks, place, replace if masters else None)
 
 

@@ -1,0 +1,279 @@
+"""Mixtures of experts: Megatron's checkpoints of all forms, mxfp4 of gpt-oss, and tensors of all experts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from itertools import product
+from math import lcm
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from smtrain.core.errors import CheckpointError
+from smtrain.core.model.families import FAMILIES, ModelShape
+from smtrain.core.model.hf_config import remarks
+from smtrain.worker.checkpoint.convert import convert
+from smtrain.worker.checkpoint.huggingface.folder import read_config
+from smtrain.worker.checkpoint.open import open_weights
+from smtrain.worker.checkpoint.summary import diff, inspect, verify
+from smtrain.worker.checkpoint.targets import HuggingFace, Megatron, Native, Nxd
+from tests.tiers import examples
+from tests.worker.checkpoint.folders import LLAMA, hf_folder, random_weights, same, weights_of
+from tests.worker.checkpoint.models import MORE
+
+GOLDEN = Path(__file__).resolve().parents[4] / "shared" / "golden" / "moe"
+needs_golden = pytest.mark.skipif(not GOLDEN.is_dir(), reason=f"{GOLDEN} is missing: it is next to the checkout")
+RUNS = sorted(run.relative_to(GOLDEN) for run in GOLDEN.glob("*/tp*")) if GOLDEN.is_dir() else []
+QWEN: dict[str, Any] = {
+    **LLAMA, "model_type": "qwen3_moe", "head_dim": 4, "num_experts": 4, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 8, "norm_topk_prob": True, "num_hidden_layers": 2,
+}  # fmt: skip
+MIXTRAL = {**LLAMA, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+GPT_OSS = {
+    **LLAMA, "model_type": "gpt_oss", "num_local_experts": 3, "num_experts_per_tok": 2, "head_dim": 4,
+    "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 1, "router_aux_loss_coef": 0.9,
+}  # fmt: skip
+
+
+@needs_golden
+@pytest.mark.parametrize("run", RUNS, ids=str)
+def test_what_megatron_wrote_is_read_bit_for_bit(run: Path) -> None:
+    model = GOLDEN / run.parts[0] / "hf"
+    source = open_weights(GOLDEN / run, read_config(model))
+    assert same(weights_of(source), weights_of(open_weights(model)))
+
+
+@needs_golden
+@pytest.mark.parametrize("name", ["qwen3moe", "mixtral"])
+def test_keys_and_tensors_are_those_that_megatron_writes(tmp_path: Path, name: str) -> None:
+    convert(GOLDEN / name / "hf", tmp_path / "mg", to=Megatron(vocab_divisor=8))
+    ours, theirs = stored(tmp_path / "mg/iter_0000001"), stored(GOLDEN / name / "tp1_ep1/iter_0000007")
+    again = ours.pop("decoder.layers.pre_mlp_layernorm.weight")  # the name that the TE spec asks for
+    assert torch.equal(again, ours["decoder.layers.mlp.linear_fc1.layer_norm_weight"])
+    del ours["output_layer._extra_state/shard_0_1"]  # so is this
+    assert ours.keys() == theirs.keys()
+    assert all(ours[key] is theirs[key] is None or torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+def stored(folder: Path) -> dict[str, Any]:
+    """The tensors of a folder as torch reads them, and None for each other entry."""
+    import torch.distributed.checkpoint as dcp
+
+    reader = dcp.FileSystemReader(folder)
+    about: dict[str, Any] = reader.read_metadata().state_dict_metadata
+    state = {k: torch.empty(a.size, dtype=a.properties.dtype) for k, a in about.items() if hasattr(a, "size")}
+    with pytest.warns(UserWarning, match="single process"):
+        dcp.load(state, storage_reader=reader)
+    return dict.fromkeys(about) | state
+
+
+@st.composite
+def moe_configs(draw: st.DrawFn, families: tuple[str, ...] = ("qwen3_moe", "mixtral")) -> dict[str, Any]:
+    """A small config.json of a mixture of experts, of odd sizes."""
+    family, kv = draw(st.sampled_from(families)), draw(st.sampled_from([1, 2, 4]))
+    experts, layers = draw(st.integers(2, 16)), draw(st.integers(1, 4))
+    config = {
+        **LLAMA, "model_type": family, "num_attention_heads": kv * draw(st.sampled_from([1, 3])), "hidden_size": 12,
+        "num_key_value_heads": kv, "num_hidden_layers": layers, "head_dim": draw(st.sampled_from([2, 4])),
+        "intermediate_size": 4 * draw(st.integers(1, 3)), "num_experts_per_tok": draw(st.integers(1, experts)),
+        "vocab_size": draw(st.integers(1, 40)), "tie_word_embeddings": draw(st.booleans()),
+    }  # fmt: skip
+    if family != "qwen3_moe":
+        return config | {"num_local_experts": experts, "router_aux_loss_coef": 0.5}
+    named = draw(st.sampled_from([["num_experts"], ["num_local_experts"], ["num_experts", "num_local_experts"]]))
+    config |= {"mlp_only_layers": sorted(draw(st.sets(st.integers(0, layers - 1), max_size=layers - 1)))}
+    config |= {"moe_intermediate_size": 4 * draw(st.integers(1, 3)), "norm_topk_prob": draw(st.booleans())}
+    return config | dict.fromkeys(named, experts)
+
+
+@settings(max_examples=examples(40) * MORE, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data(), config=moe_configs())
+def test_a_mixture_comes_back_from_any_form_and_mesh(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, config: dict[str, Any]
+) -> None:
+    root = tmp_path_factory.mktemp("any")
+    source = hf_folder(root / "hf", config, data.draw(st.sampled_from([torch.float32, torch.bfloat16])))
+    weights = load_file(source / "model.safetensors")
+    shape = ModelShape.from_config(config)
+    tp = data.draw(st.sampled_from([n for n in (1, 2, 4) if not config["num_key_value_heads"] % n]))
+    pp = data.draw(st.sampled_from([n for n in (1, 2, 4) if not shape.layers % n]))
+    written: Any = data.draw(st.sampled_from([("torch", "te"), ("torch", "local"), ("torch_dist", "te")]))
+    convert(source, root / "mg", to=Megatron(form=written[0], spec=written[1], tp=tp, pp=pp, vocab_divisor=4))
+    assert same(weights_of(open_weights(root / "mg")), weights)
+    convert(root / "mg", root / "native", to=Native(tp=tp, pp=pp))
+    assert same(weights_of(open_weights(root / "native")), weights)
+    convert(root / "native", root / "again", to=HuggingFace())
+    assert same(weights_of(open_weights(root / "again")), weights)
+    if shape.experts is not None:
+        ep = data.draw(st.sampled_from([n for n in range(1, 9) if not shape.experts.count % n]))
+        etp = data.draw(st.sampled_from(sorted({1, tp})))
+        kind = data.draw(st.sampled_from(["sequential", "grouped", "te"]))
+        torch_ranks(root / "ranks", config, weights, (tp, pp, ep, etp), kind)
+        assert same(weights_of(open_weights(root / "ranks", config)), weights)
+    shutil.rmtree(root)
+
+
+def torch_ranks(
+    folder: Path, config: dict[str, Any], weights: dict[str, torch.Tensor], mesh: tuple[int, int, int, int], kind: str
+) -> None:
+    """What Megatron-LM saves with --ckpt-format torch on (tp, pp, ep, etp), for each way to compute experts.
+
+    Tensors other than experts' come from our own writer, which other tests compare with Megatron.
+    """
+    tp, pp, ep, etp = mesh
+    plain, shape = folder.with_name("plain"), ModelShape.from_config(config)
+    save_file(weights, folder.with_name("hf") / "model.safetensors")
+    convert(folder.with_name("hf"), plain, to=Megatron(form="torch", tp=tp, pp=pp, vocab_divisor=4))
+    assert shape.experts is not None
+    path, each = FAMILIES[shape.family].experts.path, shape.experts.count // ep  # type: ignore[union-attr]
+    names, per = FAMILIES[shape.family].experts.parts, shape.layers // pp  # type: ignore[union-attr]
+    pairs = {(rank % tp, rank // etp % ep) for rank in range(lcm(tp, ep * etp))}
+    for (t, e), p in product(sorted(pairs), range(pp)):
+        suffix = (f"_{p:03d}" if pp > 1 else "") + (f"_{e:03d}" if ep > 1 else "")
+        rank = f"mp_rank_{t:02d}" + (f"_{p:03d}" if pp > 1 else "")
+        held = torch.load(plain / "iter_0000001" / rank / "model_optim_rng.pt", weights_only=False)
+        model = {k: v for k, v in held["model"].items() if ".experts." not in k}
+        for layer in range(per):
+            if shape.by_layer[p * per + layer].experts is None:
+                continue
+            first, second = [], []
+            for j in range(e * each, (e + 1) * each):
+                at = f"model.layers.{p * per + layer}.{path}.{j}."
+                gate, up, down = (weights[f"{at}{name}.weight"] for name in names)
+                part = t % etp
+                first.append(torch.cat([gate.chunk(etp)[part], up.chunk(etp)[part]]))
+                second.append(down.chunk(etp, 1)[part])
+            model |= named_experts(f"decoder.layers.{layer}.mlp.experts.", first, second, kind)
+        file = folder / "iter_0000007" / f"mp_rank_{t:02d}{suffix}" / "model_optim_rng.pt"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        torch.save({**held, "model": model}, file)
+
+
+def named_experts(path: str, first: list[torch.Tensor], second: list[torch.Tensor], kind: str) -> dict[str, Any]:
+    """The experts of a rank and layer by Megatron's names: of SequentialMLP, GroupedMLP or TEGroupedMLP."""
+    if kind == "grouped":
+        hidden = len(second[0])
+        stack = [torch.stack([one.T for one in both]).contiguous() for both in (first, second)]
+        return {f"{path}weight1": stack[0].view(hidden, -1), f"{path}weight2": stack[1].view(-1, hidden)}
+    name = "local_experts.{}.linear_fc{}.weight" if kind == "sequential" else "linear_fc{1}.weight{0}"
+    return {
+        path + name.format(j, n): one.clone() for n, both in ((1, first), (2, second)) for j, one in enumerate(both)
+    }
+
+
+def packed(folder: Path, **changes: Any) -> dict[str, torch.Tensor]:
+    """A gpt-oss of random mxfp4; returns the bf16 weights that transformers makes of it."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    generator = torch.Generator().manual_seed(1)
+    files, dense = {}, {}
+    for name, tensor in random_weights({**GPT_OSS, **changes}, torch.bfloat16).items():
+        if not name.endswith(("gate_up_proj", "down_proj")):
+            files[name] = dense[name] = tensor
+            continue
+        experts, inputs, outputs = tensor.shape
+        sizes = (experts, outputs, inputs // 32)
+        blocks = torch.randint(0, 256, (*sizes, 16), dtype=torch.uint8, generator=generator)
+        scales = torch.randint(0, 253, sizes, dtype=torch.uint8, generator=generator)
+        files |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        dense[name] = convert_moe_packed_tensors(blocks, scales).contiguous()
+    folder.mkdir()
+    save_file(files, folder / "model.safetensors", {"format": "pt"})
+    quantized = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    (folder / "config.json").write_text(json.dumps({**GPT_OSS, "quantization_config": quantized, **changes}))
+    return dense
+
+
+def bits(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The weights as integers, as some of a random mxfp4 are -0."""
+    return {name: one.view(torch.int32 if one.dtype == torch.float32 else torch.int16) for name, one in weights.items()}
+
+
+def test_mxfp4_is_widened_as_transformers_does_it(tmp_path: Path) -> None:
+    dense, said = packed(tmp_path / "hf"), list[str]()
+    source = open_weights(tmp_path / "hf")
+    assert same(bits(weights_of(source)), bits(dense))
+    name = "model.layers.0.mlp.experts.down_proj"
+    window = [(1, 3), (5, 31), (7, 60)]  # not at the ends of groups of 32
+    assert torch.equal(source.window(name, window), dense[name][1:3, 5:31, 7:60])
+    convert(tmp_path / "hf", tmp_path / "bf16", to=HuggingFace(), say=said.append)
+    assert same(bits(load_file(tmp_path / "bf16/model.safetensors")), bits(dense))
+    assert "quantization_config" not in json.loads((tmp_path / "bf16/config.json").read_text())
+    assert said[0].startswith("2 tensors of experts are mxfp4")
+    convert(tmp_path / "hf", tmp_path / "native", to=Native(tp=2, dtype="fp32"), say=said.append)
+    wide = {name: one.float() for name, one in dense.items()}
+    assert same(bits(weights_of(open_weights(tmp_path / "native"))), bits(wide))
+    assert "mxfp4" in remarks(read_config(tmp_path / "hf"), 8)[0]
+
+
+def test_damaged_mxfp4_is_refused_by_what_is_wrong(tmp_path: Path) -> None:
+    packed(tmp_path / "hf")
+    file, name = tmp_path / "hf/model.safetensors", "model.layers.0.mlp.experts.down_proj"
+    good = load_file(file)
+    save_file({k: v for k, v in good.items() if k != f"{name}_scales"}, file, {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"has .*_blocks and no .*down_proj_scales; copy the file"):
+        open_weights(tmp_path / "hf")
+    save_file({**good, f"{name}_scales": good[f"{name}_scales"][:, :1].clone()}, file, {"format": "pt"})
+    with pytest.raises(CheckpointError, match="copy the files again"):
+        open_weights(tmp_path / "hf")
+    save_file({**good, f"{name}_scales": torch.full_like(good[f"{name}_scales"], 255)}, file, {"format": "pt"})
+    with pytest.raises(CheckpointError, match="a scale of mxfp4 is 255"):
+        convert(tmp_path / "hf", tmp_path / "out", to=HuggingFace())
+
+
+def test_fp8_is_refused_with_a_remedy_that_transformers_has(tmp_path: Path) -> None:
+    hf_folder(tmp_path / "hf", QWEN)
+    name = "model.layers.0.mlp.experts.0.up_proj.weight"
+    weights = load_file(tmp_path / "hf/model.safetensors")
+    weights |= {name: weights[name].to(torch.float8_e4m3fn), f"{name}_scale_inv": torch.ones(1, 1)}
+    save_file(weights, tmp_path / "hf/model.safetensors", {"format": "pt"})
+    (tmp_path / "hf/config.json").write_text(json.dumps({**QWEN, "quantization_config": {"quant_method": "fp8"}}))
+    with pytest.raises(CheckpointError, match=r"names fp8.*FineGrainedFP8Config\(dequantize=True\)"):
+        open_weights(tmp_path / "hf")
+
+
+@pytest.mark.parametrize("config", [QWEN, MIXTRAL], ids=["qwen3_moe", "mixtral"])
+def test_a_state_dict_of_transformers_is_read_expert_by_expert(tmp_path: Path, config: dict[str, Any]) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
+    model.save_pretrained(tmp_path / "hf")
+    (tmp_path / "bin").mkdir()
+    shutil.copy(tmp_path / "hf/config.json", tmp_path / "bin")
+    torch.save(model.state_dict(), tmp_path / "bin/pytorch_model.bin")
+    assert "model.layers.0.mlp.experts.gate_up_proj" in model.state_dict()
+    assert same(weights_of(open_weights(tmp_path / "bin")), load_file(tmp_path / "hf/model.safetensors"))
+
+
+def test_faults_of_experts_are_named(tmp_path: Path) -> None:
+    hf = hf_folder(tmp_path / "hf", QWEN)
+    weights = load_file(hf / "model.safetensors")
+    torch_ranks(tmp_path / "ranks", QWEN, weights, (1, 1, 2, 1), "sequential")
+    about = inspect(tmp_path / "ranks", QWEN)
+    assert (about.topology, about.experts, about.experts_per_token) == ({"tp": 1, "pp": 1, "ep": 2}, 4, 2)
+    assert about.active_parameters == about.parameters - sum(weights[n].numel() for n in weights if "experts" in n) // 2
+    dense = {**LLAMA, "model_type": "qwen3", "head_dim": 4, "num_hidden_layers": 2}
+    with pytest.raises(CheckpointError, match=r"a mixture of experts, and config.json is of a qwen3 model"):
+        open_weights(tmp_path / "ranks", dense)
+    with pytest.raises(CheckpointError, match=r"2 experts a layer on each of 2 expert-parallel ranks, config.json 2"):
+        open_weights(tmp_path / "ranks", {**QWEN, "num_experts": 2})
+    shutil.rmtree(tmp_path / "ranks/iter_0000007/mp_rank_00_001")
+    with pytest.raises(CheckpointError, match="lacks the file of expert-parallel rank 1; copy"):
+        open_weights(tmp_path / "ranks", QWEN)
+    convert(hf, tmp_path / "mg", to=Megatron())
+    with pytest.raises(CheckpointError, match=r"of a mixture of experts, and config.json is of a qwen3 model"):
+        open_weights(tmp_path / "mg", dense)
+    with pytest.raises(CheckpointError, match=r"router.weight has shape \[4, 16\], and config.json asks for \[8, 16\]"):
+        open_weights(tmp_path / "mg", {**QWEN, "num_experts": 8})
+    with pytest.raises(CheckpointError, match="not converted from or to Nxd"):
+        convert(hf, tmp_path / "nxd", to=Nxd(tp=2))
+    assert verify(tmp_path / "mg") == len(weights)
+    name = "model.layers.1.mlp.experts.3.down_proj.weight"
+    save_file({**weights, name: weights[name] + 1}, hf / "model.safetensors", {"format": "pt"})
+    assert [one.name for one in diff(tmp_path / "mg", hf)] == [name]
