@@ -122,7 +122,7 @@ def test_a_mixture_comes_back_from_any_form_and_mesh(
 def torch_ranks(
     folder: Path, config: dict[str, Any], weights: dict[str, torch.Tensor], mesh: tuple[int, int, int, int], kind: str
 ) -> None:
-    """What Megatron-LM saves with --ckpt-format torch on (tp, pp, ep, etp), for each way to compute experts.
+    """Write files as Megatron-LM does with --ckpt-format torch on (tp, pp, ep, etp), for each way to compute experts.
 
     Tensors other than experts' come from our own writer, which other tests compare with Megatron.
     """

@@ -85,7 +85,8 @@ def _pairs() -> Bits:
     scaled = np.ldexp(numbers, np.arange(_MOST + 1)[:, None] - _BIAS).astype("<f4")
     halves = (scaled.view("<u4") >> 16).astype("<u4")
     byte = np.arange(256)
-    return (halves[:, byte & 15] | halves[:, byte >> 4] << 16).reshape(-1)
+    table: Bits = halves[:, byte & 15] | halves[:, byte >> 4] << 16
+    return table.reshape(-1)
 
 
 def widened(slabs: Mapping[str, Slab]) -> dict[str, Slab]:
