@@ -17,6 +17,7 @@ from smtrain.core.facts import instance, table
 from smtrain.core.facts.engines import no_gpu_for_fp16
 from smtrain.core.facts.names import instance_meant
 from smtrain.core.facts.trainium2 import Group, pairs_of, torus_chip, torus_sentence, untiled
+from smtrain.core.model.blocks import Role
 from smtrain.core.model.families import LAYER, ModelShape
 from smtrain.core.model.footprint import Precision, width
 from smtrain.core.model.layout import Layout
@@ -142,6 +143,8 @@ class Mesh:
     cp: int = 1
     layers: tuple[int, ...] = ()
     """Decoder layers of each pipeline stage; empty: even stages, the remainder last."""
+    ep: int = 1
+    """Ranks that share the experts of a layer; they are neighbours among dp x cp."""
 
     @classmethod
     def of_config(cls, config: JobConfig, layers: int | None = None) -> Mesh:
@@ -159,12 +162,13 @@ class Mesh:
 
     @property
     def shards(self) -> int:
-        """Ranks that hold the same parameters and share the optimizer's state."""
+        """Ranks that hold the same parameters, but for experts, and share the optimizer's state."""
         return self.dp * self.cp
 
     def __str__(self) -> str:
         long = f" x cp {self.cp}" if self.cp > 1 else ""
-        text = f"tp {self.tp} x pp {self.pp}{long} x dp {self.dp}, micro-batch {self.micro_batch}"
+        experts = f" (ep {self.ep})" if self.ep > 1 else ""
+        text = f"tp {self.tp} x pp {self.pp}{long} x dp {self.dp}{experts}, micro-batch {self.micro_batch}"
         text += "" if self.recompute == "none" else f", {self.recompute} recomputation"
         text += ", sequence parallel" if self.sequence_parallel else ""
         runs = [(count, len([*same])) for count, same in groupby(self.layers)]
@@ -206,6 +210,12 @@ class Work:
         """Bytes of a weight or an activation."""
         return width(self.precision)
 
+    @property
+    def bounds_experts(self) -> bool:
+        """Whether experts bound their gate and up, which keeps more for the backward pass (gpt-oss)."""
+        names = self.shape.rules.experts
+        return names is not None and names.stacked
+
     def of_kind(self, kind: ModelShape) -> Work:
         """This work for a model whose layers are all of one kind."""
         return self if kind == self.shape else replace(self, shape=kind)
@@ -228,17 +238,22 @@ class Cut:
     """Rows of the embedding and columns of the logits."""
     largest: int
     """Size of its largest parameter."""
+    experts: int = 0
+    """Those of `layer` that are of its experts."""
+    gate_up: int = 0
+    """Those of the gates of its experts and of their partners, which are one tensor in the engine."""
 
 
 @cache
-def cut(shape: ModelShape, tp: int) -> Cut:
+def cut(shape: ModelShape, tp: int, ep: int = 1) -> Cut:
     """Count a rank's parameters with the layout table that the engines use."""
     if len(shape.kinds) > 1:
-        kinds = [cut(kind, tp) for kind in shape.kinds]
-        return replace(kinds[0], layer=0, largest=max(kind.largest for kind in kinds))
-    layout = Layout(shape, tp, 1)
-    size = {s.name: prod(layout.local_shape(s.name, 0)) for s in _one_layer(shape).specs}
-    ends = {s.name for s in _one_layer(shape).specs if not LAYER.search(s.name)}
+        kinds = [cut(kind, tp, ep) for kind in shape.kinds]
+        return replace(kinds[0], layer=0, experts=0, gate_up=0, largest=max(kind.largest for kind in kinds))
+    layout, specs = Layout(shape, tp, 1, ep=ep), _one_layer(shape).specs
+    size = {s.name: prod(layout.local_shape(s.name, 0)) for s in specs if 0 in layout.expert_ranks(s.name)}
+    ends = {s.name for s in specs if not LAYER.search(s.name)}
+    of_experts = [s for s in specs if s.of_experts and s.name in size]
     embed = size[shape.embed_name]
     norm = sum(size[n] for n in ends if n not in (shape.embed_name, shape.head_name, shape.positions_name))
     return Cut(
@@ -250,6 +265,8 @@ def cut(shape: ModelShape, tp: int) -> Cut:
         kv_heads=len(layout.kv_slots(0)),
         vocab=layout.shard(shape.embed_name, 0).size,
         largest=max(size.values()),
+        experts=sum(size[s.name] for s in of_experts),
+        gate_up=sum(size[s.name] for s in of_experts if s.role in (Role.EXPERT_COLUMN, Role.EXPERTS_PAIRS)),
     )
 
 
@@ -280,13 +297,34 @@ def stage_kinds(shape: ModelShape, pp: int, stage: int, given: tuple[int, ...] =
 
 def stage_numbers(shape: ModelShape, mesh: Mesh, stage: int) -> int:
     """Parameters on a rank of a pipeline stage."""
-    held = cut(shape, mesh.tp)
-    n = sum(count * cut(kind, mesh.tp).layer for kind, count in stage_kinds(shape, mesh.pp, stage, mesh.layers).items())
+    held, kinds = cut(shape, mesh.tp, mesh.ep), stage_kinds(shape, mesh.pp, stage, mesh.layers)
+    n = sum(count * cut(kind, mesh.tp, mesh.ep).layer for kind, count in kinds.items())
     if stage == 0:
         n += held.embed + held.positions
     if stage == mesh.pp - 1:
         n += held.norm + (0 if shape.tied and mesh.pp == 1 else held.head)
     return n
+
+
+def expert_numbers(shape: ModelShape, mesh: Mesh, stage: int) -> int:
+    """Those of `stage_numbers` that only some ranks of dp x cp hold, as ep divides them; 0 without."""
+    if mesh.ep == 1:
+        return 0
+    return sum(
+        count * cut(kind, mesh.tp, mesh.ep).experts for kind, count in stage_kinds(shape, mesh.pp, stage).items()
+    )
+
+
+def optimizer_share(work: Work, mesh: Mesh, stage: int) -> tuple[int, int]:
+    """(trained parameters of a rank, padded; those whose optimizer state it keeps).
+
+    Ranks that hold the same experts share the state of these, so fewer ranks share more of it.
+    """
+    numbers = trained_numbers(work, mesh, stage)
+    own = 0 if work.lora else expert_numbers(work.shape, mesh, stage)
+    parts = [(numbers - own, mesh.shards), (own, mesh.shards // mesh.ep)]
+    shards = [-(-count // ranks) for count, ranks in parts]
+    return sum(n * ranks for n, (_, ranks) in zip(shards, parts, strict=True)), sum(shards)
 
 
 def trained_numbers(work: Work, mesh: Mesh, stage: int) -> int:
@@ -320,8 +358,10 @@ def stage_faults(shape: ModelShape, mesh: Mesh) -> Iterator[str]:
 def mesh_faults(work: Work, machine: Machine, mesh: Mesh) -> Iterator[str]:
     """All reasons, other than memory, why this mesh cannot run."""
     shape = work.shape
-    yield from shape.mesh_faults(mesh.tp, mesh.pp, cp=mesh.cp)
+    yield from shape.mesh_faults(mesh.tp, mesh.pp, mesh.ep, cp=mesh.cp)
     yield from stage_faults(shape, mesh)
+    if mesh.shards % mesh.ep:
+        yield f"ep = {mesh.ep} does not divide the {mesh.shards} ranks of dp{' x cp' if mesh.cp > 1 else ''}"
     if mesh.tp * mesh.pp * mesh.shards != machine.world:
         yield (
             f"{'tp x pp x cp x dp' if mesh.cp > 1 else 'tp x pp x dp'} = {mesh.tp * mesh.pp * mesh.shards} is not the "

@@ -17,6 +17,7 @@ from smtrain.client.planner.machines import (
     Mesh,
     Work,
     cut,
+    optimizer_share,
     stage_kinds,
     stage_layers,
     stage_numbers,
@@ -27,6 +28,9 @@ from smtrain.core.model.lora import AdapterShape, Lora
 
 # Outside of tensors: the runtime, buffers of collectives, loaded graphs. An assumption, not yet measured on a device.
 RUNTIME = 1.0 * GIB
+# Rows of the rank whose experts get the most, divided by the mean. An assumption: random routers of a few hundred tokens
+# give 1.1 to 1.5, and nothing bounds it without dropping tokens.
+SKEW = 1.5
 # Host memory of a training process before anything is loaded: Python, torch, the graphs' host side. An assumption that
 # gives 340 to 410 GB for 70B with asynchronous saves, where NxD Training's known issues report 270 to 482 GB.
 PROCESS = 8.0 * GIB
@@ -69,8 +73,7 @@ def core_memory(work: Work, machine: Machine, mesh: Mesh, stage: int) -> CoreMem
     """Peak of a rank of a pipeline stage: the largest of the moments of a micro-batch and the optimizer's step."""
     numbers = trained_numbers(work, mesh, stage)
     held = stage_numbers(work.shape, mesh, stage) if work.lora else 0  # frozen weights
-    shard = -(-numbers // mesh.shards)
-    padded, width = shard * mesh.shards, work.width
+    (padded, shard), width = optimizer_share(work, mesh, stage), work.width
     trained = 4 if work.lora else width  # adapters are fp32, and their own masters
     moments = _moments(work, machine, mesh, stage, numbers)
     kept, logits, passing = max(moments, key=sum)
@@ -109,11 +112,11 @@ def telling_stages(work: Work, mesh: Mesh) -> list[int]:
 
 def host_memory(work: Work, machine: Machine, mesh: Mesh) -> HostMemory:
     """Loading takes one parameter at a time, as ranks read slices; saving copies the host's part of the state."""
-    numbers = max(trained_numbers(work, mesh, 0), trained_numbers(work, mesh, mesh.pp - 1))
+    shard = max(optimizer_share(work, mesh, stage)[1] for stage in (0, mesh.pp - 1))
     trained = 4 if work.lora else work.width
     base = (PROCESS if machine.accelerated else 0.0) * machine.cores
-    state = machine.cores * (numbers * trained / mesh.shards + (8.0 + 4.0 * (trained == 2)) * numbers / mesh.shards)
-    largest = 4.0 * max(cut(kind, mesh.tp).largest for kind in work.shape.kinds) * machine.cores
+    state = machine.cores * (trained + 8.0 + 4.0 * (trained == 2)) * shard
+    largest = 4.0 * max(cut(kind, mesh.tp, mesh.ep).largest for kind in work.shape.kinds) * machine.cores
     return HostMemory(load=base + largest, save=base + state, async_save=base + 2 * state)
 
 
@@ -140,9 +143,9 @@ def saved_per_token(work: Work, mesh: Mesh) -> float:
     q, kv = shape.heads * shape.head_dim / mesh.tp, held.kv_heads * shape.head_dim
     norms = len(shape.rules.block_norms) * _norm_bytes(shape, w)
     if mesh.recompute == "selective" and not work.gathers_again:  # engine native saves only the input of attention
-        return w * (part + 2 * h + 2 * i) if shape.plain else norms * part + 2 * w * h + 4 * w * i
+        return w * (part + 2 * h + 2 * i) if shape.plain else norms * part + 2 * w * h + _saved_by_mlp(work, mesh)
     if shape.delta is not None:
-        return norms * part + 2 * w * h + _saved_by_net(work, mesh, shape.delta) + 4 * w * i
+        return norms * part + 2 * w * h + _saved_by_net(work, mesh, shape.delta) + _saved_by_mlp(work, mesh)
     attention = 4.0 * shape.heads / mesh.tp * (mesh.cp == 1)  # log-sum-exp, fp32; cut rows compute it again
     if mesh.recompute != "selective":
         attention += _scores(work, mesh)
@@ -153,7 +156,23 @@ def saved_per_token(work: Work, mesh: Mesh) -> float:
         attention += _norm_bytes(shape, w) * (q + kv)  # q_norm and k_norm
     if shape.rules.gated:
         attention += 2 * w * q  # the gate's sigmoid, and what it leaves of the output
-    return norms * part + 2 * w * h + attention + _kept_values(shape, w, kv) + 4 * w * i
+    return norms * part + 2 * w * h + attention + _kept_values(shape, w, kv) + _saved_by_mlp(work, mesh)
+
+
+def _saved_by_mlp(work: Work, mesh: Mesh) -> float:
+    """Bytes per token that a gated MLP saves behind its input: four vectors of intermediate size.
+
+    Experts: each choice of a token keeps a copy of its hidden state, these vectors, and the output before it is
+    weighted. gpt-oss keeps seven vectors, as it bounds gate and up. The router keeps fp32 probabilities, and some 40
+    bytes for a choice (its number, weights, and places among the rows). With ep the rows are those that arrive.
+    """
+    shape, w, sizes = work.shape, work.width, work.shape.experts
+    if sizes is None:
+        return 4.0 * w * shape.intermediate / mesh.tp
+    rows = sizes.chosen * (SKEW if mesh.ep > 1 else 1)
+    vectors = 7 if work.bounds_experts else 4
+    inner = w * rows * (shape.hidden + vectors * sizes.width / mesh.tp) + (16.0 * rows if mesh.ep > 1 else 0.0)
+    return inner + w * sizes.chosen * shape.hidden + 4.0 * sizes.count + 40.0 * sizes.chosen
 
 
 def _kept_values(shape: ModelShape, w: int, kv: float) -> float:
@@ -218,7 +237,8 @@ def _saved_by_adapters(work: Work, mesh: Mesh, lora: Lora) -> float:
     targets = {*lora.targets}
     mlp = targets & {*up, down}
     kept = w * (h * bool(up & targets) + i * (down in targets) + lora.rank * len(mlp))
-    kept += w * (part + i) if neox else len(shape.rules.block_norms) * 4 * part + 3 * w * i
+    behind = 3 * w * i if shape.experts is None else _saved_by_mlp(work, mesh)
+    kept += w * (part + i) if neox else len(shape.rules.block_norms) * 4 * part + behind
     if mesh.recompute == "selective" and not work.gathers_again:  # engine native saves only the input of attention
         return kept + w * h
     if shape.delta is not None:
@@ -267,8 +287,8 @@ def _moments(work: Work, machine: Machine, mesh: Mesh, stage: int, numbers: int)
     if mesh.recompute == "selective":
         rest = replace(mesh, recompute="none")
         again = max((tokens * saved_per_token(kind, rest) - saved[kind] for kind in kinds), default=0.0)
-    inner = tokens * shape.intermediate / mesh.tp
-    largest = max((cut(one.shape, mesh.tp).largest for one in kinds), default=0)
+    inner = tokens * shape.intermediate / mesh.tp if any(one.shape.experts is None for one in kinds) else 0.0
+    largest = max((cut(one.shape, mesh.tp, mesh.ep).largest for one in kinds), default=0)
     biggest: float = w * (largest if largest != held.embed else 0)
     if work.lora:
         biggest = 4.0 * work.lora.rank * max(shape.intermediate, shape.hidden)
@@ -277,6 +297,8 @@ def _moments(work: Work, machine: Machine, mesh: Mesh, stage: int, numbers: int)
         # Backward pass of a layer's MLP: gradients of its output and of two inner vectors.
         (kept + again, 0.0, gradients + w * (whole + 2 * inner)),
     ]
+    if any(kind.shape.experts is not None for kind in kinds):
+        moments += [(kept + again - gone, 0.0, passing) for gone, passing in _expert_moments(work, mesh, tokens)]
     moments += _net_moments(work, mesh, stage, saved, kept)
     if mesh.cp > 1:
         moments += _cut_moments(work, machine, mesh, stage, kept + again)
@@ -296,6 +318,25 @@ def _moments(work: Work, machine: Machine, mesh: Mesh, stage: int, numbers: int)
         moments.append((kept + ends, logits, 0.0))
         moments.append((kept + ends, w * rows, (0 if work.lora else w * held.head) + w * whole))
     return moments
+
+
+def _expert_moments(work: Work, mesh: Mesh, tokens: int) -> Iterator[tuple[float, float]]:
+    """(saved bytes that are gone, temporary ones) at moments of the backward pass of experts.
+
+    The gradient of the weighted outputs and its product with them; then the gradients of the first matrices of all the
+    rank's experts, which are one tensor, with those of their inputs and outputs.
+    """
+    shape, w, sizes = work.shape, work.width, work.shape.experts
+    assert sizes is not None
+    held = cut(next(kind for kind in shape.kinds if kind.experts is not None), mesh.tp, mesh.ep)
+    weights = 0.0 if work.lora else float(w)
+    chosen = w * tokens * sizes.chosen * shape.hidden
+    rows = w * tokens * sizes.chosen * (SKEW if mesh.ep > 1 else 1)
+    width = sizes.width / mesh.tp
+    yield 0.0, 2 * chosen + w * tokens * shape.hidden
+    yield chosen, rows * (shape.hidden + 3 * width) + weights * (held.experts - held.gate_up)
+    gone = chosen + rows * (7 if work.bounds_experts else 4) * width
+    yield gone, rows * (shape.hidden + 2 * width) + weights * held.gate_up + w * tokens * shape.hidden
 
 
 def _net_moments(

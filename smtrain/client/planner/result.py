@@ -73,6 +73,8 @@ class Plan:
     """The disk of a run on this machine: `needed` below $SMTRAIN_HOME, and `free` there."""
     hours_by_stage: dict[str, float] = field(default_factory=dict)
     """Hours of each stage of a run on AWS; stages run one after the other."""
+    active_parameters: int | None = None
+    """Parameters that a token meets; None if it meets all, as without experts."""
     by_own_run: bool = False
     """Corrected by a run of the user's own on the same chip (`measured`)."""
     here: bool = False
@@ -95,7 +97,9 @@ class Plan:
 
 def summary(plan: Plan) -> str:
     """The plan in words: needs and costs, then choices, then warnings."""
-    lines = [f"{plan.model}: {counted(plan.parameters)} parameters on {plan.machines}", f"mesh        {plan.mesh}"]
+    active = "" if plan.active_parameters is None else f", {counted(plan.active_parameters)} of them active"
+    lines = [f"{plan.model}: {counted(plan.parameters)} parameters{active} on {plan.machines}"]
+    lines.append(f"mesh        {plan.mesh}")
     if plan.memory_gib:
         m = plan.memory_gib
         parts = ", ".join(f"{n} {v:.1f}" for n, v in m.items() if n not in ("total", "available") and v >= 0.05)

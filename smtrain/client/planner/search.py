@@ -56,8 +56,8 @@ def search(
 ) -> list[Candidate]:  # fmt: skip
     """The fastest candidate for each (machine, tp, pp) that is legal and fits, fastest first.
 
-    Only the best micro-batch and recomputation of each (tp, pp) is kept. Sequence parallelism is used whenever tp > 1
-    divides the sequence: it saves memory and moves the same bytes (Korthikanti et al. 2022).
+    Only the best micro-batch, recomputation and, with experts, ep of each (tp, pp) is kept. Sequence parallelism is
+    used whenever tp > 1 divides the sequence: it saves memory and moves the same bytes (Korthikanti et al. 2022).
     """
     price = dollars_per_hour or {}
     ways: dict[Machine, _Ways] = {}
@@ -75,12 +75,23 @@ def search(
             for pp, dp in _splits(machine.world // tp, work.shape.layers, work.global_batch):
                 if untiled_group(work, machine, Mesh(tp, pp, dp), neighbours=True) is not None:
                     continue
-                best = table.fastest(tp, pp, dp)
+                fitting = [table.fastest(tp, pp, dp, ep) for ep in expert_degrees(work, machine, tp, dp)]
+                best = min((way for way in fitting if way is not None), key=lambda way: way[1], default=None)
                 if best is not None:
                     mesh, seconds, need = best
                     dollars = None if hourly is None else seconds * machine.count * hourly / 3600
                     found.append(Candidate(machine, mesh, seconds, need, dollars))
     return sorted(found, key=lambda c: c.step_s)
+
+
+def expert_degrees(work: Work, machine: Machine, tp: int, dp: int) -> list[int]:
+    """Powers of two that divide the experts and dp, within a host: messages are many times those of tp."""
+    degrees, ep = [1], 2
+    while work.shape.experts is not None and ep * tp <= machine.cores and dp % ep == 0:
+        if not work.shape.mesh_faults(1, 1, ep):
+            degrees.append(ep)
+        ep *= 2
+    return degrees
 
 
 @cache
@@ -95,11 +106,11 @@ _Shared = dict[bool, _Needs]
 _Layers = tuple[int, ...]
 # Micro-batch, recomputation, layers of the stages, seconds of a slot and of a middle one.
 _Slot = tuple[int, Recompute, _Layers, float, float]
-_Slots = dict[tuple[float, float, int, float, str], dict[tuple[int, int], list[_Slot]]]
+_Slots = dict[tuple[float, float, int, float, str], dict[tuple[int, int, int], list[_Slot]]]
 
 
 class _Ways:
-    """Results that do not depend on the number of machines, computed once for each (tp, pp)."""
+    """Results that do not depend on the number of machines, computed once for each (tp, pp, ep)."""
 
     def __init__(
         self, work: Work, machine: Machine, recompute: tuple[Recompute, ...], shared: _Shared, slots: _Slots
@@ -109,29 +120,29 @@ class _Ways:
         self._needs = shared.setdefault(machine.accelerated, {})
         self._k = Coefficients.fitted(machine)
         self.degrees = tensor_degrees(work, machine)
-        self._slots: dict[tuple[int, int], tuple[dict[_Layers, float], list[_Slot]]] = {}
+        self._slots: dict[tuple[int, int, int], tuple[dict[_Layers, float], list[_Slot]]] = {}
         kind = machine.core_flops, machine.core_bytes, machine.cores, machine.link, machine.chip
         self._made = slots.setdefault(kind, {})
-        self._known: dict[tuple[int, int, int], tuple[Mesh, float, float] | None] = {}
+        self._known: dict[tuple[int, int, int, int], tuple[Mesh, float, float] | None] = {}
 
-    def fastest(self, tp: int, pp: int, dp: int) -> tuple[Mesh, float, float] | None:
+    def fastest(self, tp: int, pp: int, dp: int, ep: int = 1) -> tuple[Mesh, float, float] | None:
         """The fastest micro-batch and recomputation that fits: mesh, seconds of a step, bytes of the worst core."""
-        key = tp, pp, dp
+        key = tp, pp, dp, ep
         if key not in self._known:
-            self._known[key] = self._find(tp, pp, dp)
+            self._known[key] = self._find(tp, pp, dp, ep)
         return self._known[key]
 
-    def _find(self, tp: int, pp: int, dp: int) -> tuple[Mesh, float, float] | None:
-        work, machine = self._work, self._machine
-        if (tp, pp) not in self._slots:
-            if (tp, pp) not in self._made:
-                self._made[tp, pp] = self._make(tp, pp)
+    def _find(self, tp: int, pp: int, dp: int, ep: int) -> tuple[Mesh, float, float] | None:
+        work, machine, key = self._work, self._machine, (tp, pp, ep)
+        if key not in self._slots:
+            if key not in self._made:
+                self._made[key] = self._make(tp, pp, ep)
             exchange = {
-                layers: exchange_time(work, machine, Mesh(tp, pp, 1, layers=layers), self._k)
-                for layers in {slot[2] for slot in self._made[tp, pp]}
+                layers: exchange_time(work, machine, Mesh(tp, pp, 1, layers=layers, ep=ep), self._k)
+                for layers in {slot[2] for slot in self._made[key]}
             }
-            self._slots[tp, pp] = exchange, self._made[tp, pp]
-        exchange, slots = self._slots[tp, pp]
+            self._slots[key] = exchange, self._made[key]
+        exchange, slots = self._slots[key]
         timed = []
         for m, r, layers, slot, middle in slots:
             if work.global_batch % (dp * m) == 0:
@@ -141,7 +152,7 @@ class _Ways:
         for seconds, m, r, layers in sorted(timed, key=lambda t: t[0]):
             if m >= too_big.get((r, layers), m + 1):
                 continue  # a larger micro-batch never needs less memory
-            mesh = Mesh(tp, pp, dp, m, r, self._sequence_parallel(tp), layers=layers)
+            mesh = Mesh(tp, pp, dp, m, r, self._sequence_parallel(tp), layers=layers, ep=ep)
             if (need := self._need(mesh)) <= ROOM * machine.core_bytes:
                 return mesh, seconds, need
             too_big[r, layers] = m
@@ -158,13 +169,13 @@ class _Ways:
                 break
         return need
 
-    def _make(self, tp: int, pp: int) -> list[_Slot]:
+    def _make(self, tp: int, pp: int, ep: int) -> list[_Slot]:
         work, machine, slots = self._work, self._machine, []
-        least = stage_numbers(work.shape, Mesh(tp, pp, 1), pp - 1) * (work.width + (0.0 if work.lora else 4.0))
+        least = stage_numbers(work.shape, Mesh(tp, pp, 1, ep=ep), pp - 1) * (work.width + (0.0 if work.lora else 4.0))
         if least < machine.core_bytes:  # weights and gradients, which dp does not divide, must fit alone
             for m in MICRO_BATCHES:
                 for r in self._recompute:
-                    mesh = Mesh(tp, pp, 1, m, r, self._sequence_parallel(tp))
+                    mesh = Mesh(tp, pp, 1, m, r, self._sequence_parallel(tp), ep=ep)
                     # If stages cannot be even: by time, or the remainder on the last ones, which need less memory.
                     for layers in dict.fromkeys((balanced(work, machine, mesh, self._k), ())):
                         slot = slot_time(work, machine, replace(mesh, layers=layers), self._k)

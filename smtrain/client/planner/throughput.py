@@ -88,10 +88,13 @@ class StepTime:
     bubble: float
     overhead: float
     data_parallel: float
+    expert_parallel: float = 0.0
+    """Messages that take tokens to their experts and back."""
 
     @property
     def total(self) -> float:
-        return self.compute + self.attention + self.tensor_parallel + self.bubble + self.overhead + self.data_parallel
+        parts = self.compute + self.attention + self.tensor_parallel + self.bubble + self.overhead + self.data_parallel
+        return parts + self.expert_parallel
 
     def faster(self, times: float) -> StepTime:
         """The same step, with every part faster by this factor."""
@@ -111,10 +114,11 @@ class Slot:
     tensor_parallel: float
     overhead: float
     middle: float
+    expert_parallel: float = 0.0
 
     @property
     def total(self) -> float:
-        return self.dense + self.attention + self.tensor_parallel + self.overhead
+        return self.dense + self.attention + self.tensor_parallel + self.overhead + self.expert_parallel
 
 
 def slot_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients) -> Slot:
@@ -141,18 +145,19 @@ def _stage_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients, stage
         layer, scores = _layer_time(work.of_kind(kind), mesh, k, tokens, rate)
         dense, attention, middle = dense + count * layer, attention + count * scores, middle + count * (layer + scores)
     head = (3 - frozen) * 2.0 * cut(shape, mesh.tp).head * tokens / rate if stage == mesh.pp - 1 else 0.0
-    link = k.link_bytes_per_flop * machine.core_flops
-    if mesh.tp > machine.cores:  # the ring leaves the host, whose cores share the network
-        link = min(link, k.network_share * machine.network / machine.cores)
+    link = _link(machine, mesh.tp, k)
     moved = _COLLECTIVES[mesh.recompute] * tokens * shape.hidden * work.width * (mesh.tp - 1) / mesh.tp
     collectives = layers * moved / link
+    sparse = sum(count for kind, count in kinds.items() if kind.experts is not None)
+    swapped = _swaps(work, mesh, sparse, tokens) / _link(machine, mesh.tp * mesh.ep, k)
     overhead = k.slot_seconds * (1 if mesh.pp == 1 else _LAUNCHES)
     return Slot(
         dense=dense + head,
         attention=attention,
         tensor_parallel=collectives,
         overhead=overhead,
-        middle=middle + collectives + overhead,
+        middle=middle + collectives + overhead + swapped,
+        expert_parallel=swapped,
     )
 
 
@@ -174,6 +179,27 @@ def balanced(work: Work, machine: Machine, mesh: Mesh, k: Coefficients) -> tuple
     return min(reversed(time), key=lambda counts: time[counts])
 
 
+def _link(machine: Machine, ranks: int, k: Coefficients) -> float:
+    """Bytes per second of collectives of so many neighbouring ranks, on each of them."""
+    link = k.link_bytes_per_flop * machine.core_flops
+    if ranks > machine.cores:  # the ring leaves the host, whose cores share the network
+        link = min(link, k.network_share * machine.network / machine.cores)
+    return link
+
+
+def _swaps(work: Work, mesh: Mesh, sparse: int, tokens: int) -> float:
+    """Bytes that a rank sends to bring tokens to their experts and back, in `sparse` layers.
+
+    Two all-to-alls forward and two backward, the forward ones again if the layer is recomputed: a hidden state for each
+    choice of a token, of which 1 / ep stay.
+    """
+    if work.shape.experts is None or mesh.ep == 1:
+        return 0.0
+    passes = 6 if mesh.recompute == "full" else 4
+    hidden = work.shape.experts.chosen * tokens * work.shape.hidden * work.width
+    return passes * sparse * hidden * (mesh.ep - 1) / mesh.ep
+
+
 def _layer_time(work: Work, mesh: Mesh, k: Coefficients, tokens: int, rate: float) -> tuple[float, float]:
     """Seconds of a decoder layer's products with weights, and of its scores, at `rate` operations a second.
 
@@ -181,14 +207,17 @@ def _layer_time(work: Work, mesh: Mesh, k: Coefficients, tokens: int, rate: floa
     (Chowdhery et al. 2022, PaLM, arXiv 2204.02311, appendix B).
     """
     shape, held = work.shape, cut(work.shape, mesh.tp)
+    used: float = held.layer
+    if shape.experts is not None:  # as many rows as without ep, if the experts get equal shares
+        used -= held.experts * (shape.experts.count - shape.experts.chosen) / shape.experts.count
     span = min(work.seq_len, shape.sliding_window or work.seq_len)
     frozen = 1 if work.lora else 0
     again = 0.0
     if mesh.recompute == "selective" and not work.gathers_again:  # engine native repeats the module's matrices
-        again = 2.0 * shape.hidden * shape.head_dim * (shape.heads / mesh.tp + held.kv_heads) / held.layer
+        again = 2.0 * shape.hidden * shape.head_dim * (shape.heads / mesh.tp + held.kv_heads) / used
         if shape.delta is not None:
-            again = 2.0 * shape.hidden * (shape.delta.keys + 1.5 * shape.delta.values) / mesh.tp / held.layer
-    layer = (_DENSE[mesh.recompute] + again - frozen) * 2.0 * held.layer * tokens / rate
+            again = 2.0 * shape.hidden * (shape.delta.keys + 1.5 * shape.delta.values) / mesh.tp / used
+    layer = (_DENSE[mesh.recompute] + again - frozen) * 2.0 * used * tokens / rate
     slow = k.fused_attention if work.fused_attention else k.unfused_attention
     scores = _SCORES[mesh.recompute] * 4.0 * shape.heads * shape.head_dim / mesh.tp * span * tokens * slow / rate
     if shape.delta is not None:
@@ -227,4 +256,5 @@ def step_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients | None =
         bubble=(mesh.pp - 1) * slot.middle,
         overhead=slots * slot.overhead,
         data_parallel=exchange_time(work, machine, mesh, k),
+        expert_parallel=slots * slot.expert_parallel,
     )
