@@ -120,11 +120,34 @@ def _part(
     shards = [layout.shard(name, t) for t in range(len(running))]
     dim, one = shards[0].dim, prod(shape[1:]) * dtype.itemsize
     if len(shape) == 3 and dim != 0 and (dim is not None or one > BLOCK):  # experts in one tensor, which are large
-        inside = [shard if shard.dim is None else replace(shard, dim=shard.dim - 1) for shard in shards]
+        inside = [_inside(shard) for shard in shards]
         for at in range(shape[0]):
             _rows(_Rows(source, name, tally, at), inside, running, put)
     else:
         _rows(_Rows(source, name, tally), shards, running, put)
+
+
+def _inside(shard: Shard) -> Shard:
+    """The same part of each matrix of a stack."""
+    return shard if shard.dim is None else replace(shard, dim=shard.dim - 1)
+
+
+def blocks_of(source: WeightSource, name: str, shard: Shard) -> Iterator[Bits]:
+    """One rank's part of a parameter, a few rows at a time."""
+    shape = source.shape(name)
+    if not shape:
+        yield source.bits(name, [])
+        return
+    stacked = len(shape) == 3 and shard.dim != 0
+    for at in range(shape[0]) if stacked else (None,):
+        matrix = _Rows(source, name, None, at)
+        own = _inside(shard) if stacked else shard
+        if own.dim == 0:
+            yield from matrix.cut(own)
+        else:
+            yield from (
+                _pieces(matrix.read(rows), own) for rows in _blocks(0, matrix.shape[0], matrix.step, matrix.seams)
+            )
 
 
 @dataclass(frozen=True)
@@ -133,7 +156,7 @@ class _Rows:
 
     source: WeightSource
     name: str
-    tally: Tally
+    tally: Tally | None
     at: int | None = None
 
     @property
@@ -152,26 +175,38 @@ class _Rows:
         matrix: Bits = self.source.bits(self.name, [(self.at, self.at + 1), rows, *width], self.tally)[0]
         return matrix
 
+    @property
+    def step(self) -> int:
+        """Rows that are read together."""
+        row = prod(self.shape[1:]) * self.source.dtype(self.name).itemsize
+        return max(1, (REMOTE_BLOCK if self.source.location.path() is None else BLOCK) // max(1, row))
+
+    def cut(self, shard: Shard) -> Iterator[Bits]:
+        """A rank's part, if rows are cut."""
+        for start, stop in shard.ranges:
+            yield from (self.read(rows) for rows in _blocks(start, stop, self.step, self.seams))
+        missing = shard.size - sum(stop - start for start, stop in shard.ranges)
+        if missing > 0:  # a vocabulary that tp does not divide
+            yield np.zeros((missing, *self.shape[1:]), self.source.dtype(self.name).bits)
+
 
 def _rows(matrix: _Rows, shards: Sequence[Shard], running: Sequence[Running], put: Put) -> None:
-    source, shape, tally, seams = matrix.source, matrix.shape, matrix.tally, matrix.seams
-    dtype = source.dtype(matrix.name)
-    row = prod(shape[1:]) * dtype.itemsize
-    step = max(1, (REMOTE_BLOCK if source.location.path() is None else BLOCK) // max(1, row))
+    assert matrix.tally is not None
     if shards[0].dim == 0:
         for to, shard in zip(running, shards, strict=True):
-            for start, stop in shard.ranges:
-                for rows in _blocks(start, stop, step, seams):
-                    to.add(matrix.read(rows), put, tally)
-            missing = shard.size - sum(stop - start for start, stop in shard.ranges)
-            if missing > 0:  # a vocabulary that tp does not divide
-                to.add(np.zeros((missing, *shape[1:]), dtype.bits), put, tally)
+            for bits in matrix.cut(shard):
+                to.add(bits, put, matrix.tally)
         return
-    for rows in _blocks(0, shape[0], step * min(len(shards), _PIECES), seams):
+    for rows in _blocks(0, matrix.shape[0], matrix.step * min(len(shards), _PIECES), matrix.seams):
         block = matrix.read(rows)
         for to, shard in zip(running, shards, strict=True):
-            pieces = [block] if shard.dim is None else [block[:, start:stop] for start, stop in shard.ranges]
-            to.add(np.concatenate(pieces, 1) if len(pieces) > 1 else pieces[0], put, tally)
+            to.add(_pieces(block, shard), put, matrix.tally)
+
+
+def _pieces(block: Bits, shard: Shard) -> Bits:
+    """A rank's part of a block, if rows are not cut."""
+    pieces = [block] if shard.dim is None else [block[:, start:stop] for start, stop in shard.ranges]
+    return np.concatenate(pieces, 1) if len(pieces) > 1 else pieces[0]
 
 
 def _blocks(start: int, stop: int, step: int, seams: Sequence[int]) -> Iterator[tuple[int, int]]:

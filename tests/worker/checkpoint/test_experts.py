@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
+import time
 from itertools import product
-from math import lcm
+from math import lcm, prod
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ from smtrain.worker.checkpoint.huggingface.folder import read_config
 from smtrain.worker.checkpoint.open import open_weights
 from smtrain.worker.checkpoint.summary import diff, inspect, verify
 from smtrain.worker.checkpoint.targets import HuggingFace, Megatron, Native, Nxd
+from tests.client.planner.test_experts import OSS_20B, QWEN3_30B
 from tests.tiers import examples
 from tests.worker.checkpoint.folders import LLAMA, hf_folder, random_weights, same, weights_of
 from tests.worker.checkpoint.models import MORE
@@ -277,3 +281,51 @@ def test_faults_of_experts_are_named(tmp_path: Path) -> None:
     name = "model.layers.1.mlp.experts.3.down_proj.weight"
     save_file({**weights, name: weights[name] + 1}, hf / "model.safetensors", {"format": "pt"})
     assert [one.name for one in diff(tmp_path / "mg", hf)] == [name]
+
+
+def sparse(folder: Path, config: dict[str, Any]) -> Path:
+    """A folder whose weights are a hole in a file; experts of gpt-oss are mxfp4."""
+    folder.mkdir()
+    header, at = {}, 0
+    for spec in ModelShape.from_config(config).specs:
+        tensors = {spec.name: ("BF16", spec.shape, 2)}
+        if spec.stacked and not spec.name.endswith("_bias"):
+            experts, inputs, outputs = spec.shape
+            sizes = (experts, outputs, inputs // 32)
+            tensors = {f"{spec.name}_blocks": ("U8", (*sizes, 16), 1), f"{spec.name}_scales": ("U8", sizes, 1)}
+        for name, (kind, shape, width) in tensors.items():
+            end = at + width * prod(shape)
+            header[name] = {"dtype": kind, "shape": shape, "data_offsets": [at, end]}
+            at = end
+    content = json.dumps(header).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(content).to_bytes(8, "little") + content)
+        file.truncate(8 + len(content) + at)
+    (folder / "config.json").write_text(json.dumps({**config, "torch_dtype": "bfloat16"}))
+    return folder
+
+
+@pytest.mark.full
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("config", "how"),
+    [(QWEN3_30B, "Megatron()"), (QWEN3_30B, "Native()"), (QWEN3_30B, "HuggingFace()"), (OSS_20B, "HuggingFace()")],
+)
+def test_a_model_of_published_size_is_converted_within_256_mib(
+    tmp_path: Path, config: dict[str, Any], how: str
+) -> None:
+    """Up to the first 1.5 GB of its output: all is planned before the first byte, and the rest is alike."""
+    code = "import sys; from smtrain import *; convert(sys.argv[1], sys.argv[2], to={}, say=lambda line: None)"
+    source, out, peak = sparse(tmp_path / "hf", config), tmp_path / "out", 0
+    command = [sys.executable, "-c", code.format(how), str(source), str(out / "model")]
+    with subprocess.Popen(command) as process:
+        written = 0
+        while process.poll() is None and written < 1.5e9:
+            status = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+            peak = max([peak, *(int(line.split()[1]) for line in status if line.startswith("RssAnon"))])
+            written = sum(file.stat().st_blocks * 512 for file in out.rglob("*") if file.is_file())
+            time.sleep(0.05)
+        process.terminate()
+    print(f"{how}: {peak / 1024:.0f} MiB after {written / 1e9:.1f} GB")
+    assert written >= 1.5e9
+    assert peak < 256 * 1024

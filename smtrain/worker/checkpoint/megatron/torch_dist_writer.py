@@ -192,6 +192,7 @@ def _laid_out(chunks: list[_WrittenChunk]) -> tuple[list[TensorFile], list[list[
     containers: list[TensorFile] = []
     groups: list[list[Job]] = []
     places: Places = {}
+    alike: dict[Tensor, torchzip_writer.Alone] = {}  # of thousands of experts, a few differ
     for number, members in enumerate(files):
         file = f"__{number}_0.distcp"
         offsets: dict[str, int] = {}
@@ -199,7 +200,8 @@ def _laid_out(chunks: list[_WrittenChunk]) -> tuple[list[TensorFile], list[list[
         ends = {}
         at = 0
         for chunk in members:
-            alone = torchzip_writer.Alone("archive", Tensor(chunk.tensor.dtype, chunk.sizes))
+            one = Tensor(chunk.tensor.dtype, chunk.sizes)
+            alone = alike[one] = alike.get(one) or torchzip_writer.Alone("archive", one)
             fixed.append((at, alone.head))
             offsets[chunk.name] = at + len(alone.head)
             ends[chunk.name] = alone

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,12 @@ from smtrain.worker.checkpoint.dtypes import BY_PRECISION, FP32, Bits, cast
 from smtrain.worker.checkpoint.huggingface.companions import NOTHING, Carried
 from smtrain.worker.checkpoint.manifest import Manifest
 from smtrain.worker.checkpoint.native.files import model_file, optimizer_file, write_stream
-from smtrain.worker.checkpoint.native.reader import KINDS, Kind, StateReader, local_part
+from smtrain.worker.checkpoint.native.reader import KINDS, Kind, StateReader
 from smtrain.worker.checkpoint.sources import WeightSource
 from smtrain.worker.checkpoint.staging import Staging, is_unfinished, not_written, present, staged
 from smtrain.worker.checkpoint.storage import is_uri
 from smtrain.worker.checkpoint.targets import Native
-from smtrain.worker.checkpoint.tensor_files import Tensor
+from smtrain.worker.checkpoint.tensor_files import Tensor, blocks_of
 
 _PRECISIONS = {dtype: precision for precision, dtype in BY_PRECISION.items()}
 
@@ -34,7 +33,7 @@ def write_native(
     source: WeightSource, target: Path | str, to: Native, state: StateReader | None = None, overwrite: bool = True,
     carried: Carried = NOTHING,
 ) -> None:  # fmt: skip
-    """Write `target/step_00000000` in the cut of (tp, pp), a rank's part of one tensor in memory at a time.
+    """Write `target/step_00000000` in the cut of (tp, pp), a few rows in memory at a time.
 
     With `state` it is the state's own step, and training can resume from it; without, a model to start from. If the
     state's run had another precision than `source`, the weights are its master weights, rounded once. Raises
@@ -105,7 +104,7 @@ class _NativeWriter:
         """Write one rank's files; returns their entries for the manifest."""
         layout, file = self._layout, model_file(t, p)
         tensors = {name: Tensor(self._source.dtype(name), layout.local_shape(name, t)) for name in layout.names(p)}
-        files = {file: write_stream(folder / file, tensors, lambda name: [self._part(name, t)])}
+        files = {file: write_stream(folder / file, tensors, lambda name: self._part(name, t))}
         if self._state is not None:
             kinds = KINDS[1:] if self._precision == "fp32" else KINDS  # in fp32, the weights are the master
             flat, file = Tensor(FP32, (layout.flat_table(p).size,)), optimizer_file(0, t, p)
@@ -117,8 +116,9 @@ class _NativeWriter:
         for name, _, _ in self._layout.flat_table(pp_rank).entries:
             yield self._state.local(kind, name, self._layout, tp_rank)
 
-    def _part(self, name: str, tp_rank: int) -> Bits:
-        """One rank's part of a parameter."""
+    def _part(self, name: str, tp_rank: int) -> Iterable[Bits]:
+        """One rank's part of a parameter, in order."""
         if self._state is not None and self._precision != self._state.manifest.precision:
-            return cast(self._state.local("master", name, self._layout, tp_rank), FP32, BY_PRECISION[self._precision])
-        return local_part(self._layout, name, tp_rank, self._source.dtype(name), partial(self._source.bits, name))
+            master = self._state.local("master", name, self._layout, tp_rank)
+            return [cast(master, FP32, BY_PRECISION[self._precision])]
+        return blocks_of(self._source, name, self._layout.shard(name, tp_rank))
