@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from math import exp, log, log2, sqrt
+from math import exp, inf, log, log2, sqrt
 from typing import Any
 
 from smtrain.client.planner.machines import Machine, Mesh, Recompute, Work, named_shape
@@ -202,10 +202,19 @@ class Near:
 
 
 def nearest(work: Work, machine: Machine, mesh: Mesh, runs: Sequence[PublishedRun] | None = None) -> Near | None:
-    """Find the most similar published run; None if no run was published for the chip."""
+    """Find the most similar published run; None if no run was published for the chip.
+
+    A dense model's run is endlessly far from a mixture of experts.
+    """
     kin = kin_of(machine, runs)
     mine = _features(work, mesh)
-    found = [(max(abs(a - b) for a, b in zip(mine, _features(r.work, r.mesh), strict=True)), r) for r in kin]
+
+    def away(run: PublishedRun) -> float:
+        if (run.work.shape.experts is None) != (work.shape.experts is None):
+            return inf
+        return max(abs(a - b) for a, b in zip(mine, _features(run.work, run.mesh), strict=True))
+
+    found = [(away(run), run) for run in kin]
     return Near(*min(found, key=lambda f: f[0])[::-1]) if found else None
 
 

@@ -28,9 +28,6 @@ from smtrain.core.model.lora import AdapterShape, Lora
 
 # Outside of tensors: the runtime, buffers of collectives, loaded graphs. An assumption, not yet measured on a device.
 RUNTIME = 1.0 * GIB
-# Rows of the rank whose experts get the most, divided by the mean. An assumption: random routers of a few hundred tokens
-# give 1.1 to 1.5, and nothing bounds it without dropping tokens.
-SKEW = 1.5
 # Host memory of a training process before anything is loaded: Python, torch, the graphs' host side. An assumption that
 # gives 340 to 410 GB for 70B with asynchronous saves, where NxD Training's known issues report 270 to 482 GB.
 PROCESS = 8.0 * GIB
@@ -169,7 +166,7 @@ def _saved_by_mlp(work: Work, mesh: Mesh) -> float:
     shape, w, sizes = work.shape, work.width, work.shape.experts
     if sizes is None:
         return 4.0 * w * shape.intermediate / mesh.tp
-    rows = sizes.chosen * (SKEW if mesh.ep > 1 else 1)
+    rows = sizes.chosen * (work.skew if mesh.ep > 1 else 1)
     vectors = 7 if work.bounds_experts else 4
     inner = w * rows * (shape.hidden + vectors * sizes.width / mesh.tp) + (16.0 * rows if mesh.ep > 1 else 0.0)
     return inner + w * sizes.chosen * shape.hidden + 4.0 * sizes.count + 40.0 * sizes.chosen
@@ -331,7 +328,7 @@ def _expert_moments(work: Work, mesh: Mesh, tokens: int) -> Iterator[tuple[float
     held = cut(next(kind for kind in shape.kinds if kind.experts is not None), mesh.tp, mesh.ep)
     weights = 0.0 if work.lora else float(w)
     chosen = w * tokens * sizes.chosen * shape.hidden
-    rows = w * tokens * sizes.chosen * (SKEW if mesh.ep > 1 else 1)
+    rows = w * tokens * sizes.chosen * (work.skew if mesh.ep > 1 else 1)
     width = sizes.width / mesh.tp
     yield 0.0, 2 * chosen + w * tokens * shape.hidden
     yield chosen, rows * (shape.hidden + 3 * width) + weights * (held.experts - held.gate_up)

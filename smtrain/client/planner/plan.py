@@ -22,7 +22,7 @@ from smtrain.client.planner.result import Choice, Plan
 from smtrain.client.planner.search import Candidate, doubts, search
 from smtrain.client.planner.stages import machine_for, need
 from smtrain.client.planner.this_machine import is_here, plan_here
-from smtrain.client.planner.throughput import StepTime, step_time
+from smtrain.client.planner.throughput import step_time
 from smtrain.client.planner.warnings import image_warnings, memory_warnings, neuron_warnings, run_warnings
 from smtrain.client.planner.what_if import Limits, dollars, larger_batch
 from smtrain.client.planner.workload import about_model, described_of, model_name, shape_of, text_bytes, work_of
@@ -269,7 +269,7 @@ def _plan(
         warnings=tuple(warnings),
         memory_gib=_gib({**asdict(core), "total": core.total, "available": machine.core_bytes}) if core else {},
         host_memory_gib=_gib({**asdict(host), "available": machine.host_bytes}) if host else {},
-        step_s=parts_of(step) if step else None,
+        step_s=step.parts() if step else None,
         sequences_per_s={"value": rate, "low": rate * exp(-wide), "high": min(rate * exp(wide), max(most, rate))}
         if rate
         else None,
@@ -294,12 +294,6 @@ def _plan(
         ),
         by_own_run=own,
     )
-
-
-def parts_of(step: StepTime) -> dict[str, float]:
-    """Seconds of a step by part; what only experts have is left out without."""
-    parts = {name: seconds for name, seconds in asdict(step).items() if name != "expert_parallel" or seconds}
-    return {**parts, "total": step.total}
 
 
 def _saving(config: JobConfig, work: Work, machine: Machine, step_s: float, prices: Prices) -> Saving:

@@ -109,7 +109,7 @@ def plan_here(config: JobConfig, measured: float | None = None, *, measure: bool
     core = max((core_memory(work, host, mesh, stage) for stage in range(mesh.pp)), key=lambda one: one.total)
     memory, room = memory_here(), free_disk()
     needed = disk_needed(config, work)
-    faults = (*shape.mesh_faults(mesh.tp, mesh.pp, cp=mesh.cp), *stage_faults(shape, mesh))
+    faults = (*shape.mesh_faults(mesh.tp, mesh.pp, mesh.ep, cp=mesh.cp), *stage_faults(shape, mesh))
     faults = faults or (*_memory_fault(config, memory), *_disk_fault(needed, room))
     warnings, step, rate, wide = list(about_model(config)), None, None, 0.0
     if measured is not None:
@@ -128,9 +128,10 @@ def plan_here(config: JobConfig, measured: float | None = None, *, measure: bool
     parts = {**asdict(core), "total": core.total, "available": (memory or 0) / config.world_size}
     return Plan(
         model=model_name(config), parameters=work.parameters,
+        active_parameters=shape.active_parameters() if shape.experts else None,
         machines=f"this machine, {name_here()}", mesh=mesh, fits=not faults, faults=faults, warnings=tuple(warnings),
         memory_gib={part: size / GIB for part, size in parts.items()} if memory is not None else {},
-        host_memory_gib={}, step_s={**asdict(step), "total": step.total} if step else None,
+        host_memory_gib={}, step_s=step.parts() if step else None,
         sequences_per_s={"value": rate, "low": rate * exp(-wide), "high": rate * exp(wide)} if rate else None,
         tokens_per_s=rate * work.seq_len if rate else None, mfu=None, calibrated=False, nearest=None,
         hours=(before + steps * work.global_batch / rate) / 3600 if rate else None, attempts=None, dollars=None,

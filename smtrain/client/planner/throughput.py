@@ -96,6 +96,13 @@ class StepTime:
         parts = self.compute + self.attention + self.tensor_parallel + self.bubble + self.overhead + self.data_parallel
         return parts + self.expert_parallel
 
+    def parts(self) -> dict[str, float]:
+        """Seconds by part, with `total`; messages of experts are left out if there are none."""
+        each = {f.name: getattr(self, f.name) for f in fields(self)}
+        if not self.expert_parallel:
+            del each["expert_parallel"]
+        return {**each, "total": self.total}
+
     def faster(self, times: float) -> StepTime:
         """The same step, with every part faster by this factor."""
         return StepTime(*(getattr(self, f.name) / times for f in fields(self)))

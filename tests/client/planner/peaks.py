@@ -8,6 +8,8 @@ tensors is not in it. (The allocator's own profile, `torch.profiler(profile_memo
 
 from __future__ import annotations
 
+from dataclasses import replace
+from statistics import mean
 from typing import Any
 
 import torch
@@ -21,10 +23,11 @@ from smtrain.worker.train.operators import HeldBytes
 def peak(
     rank: int, config: dict[str, Any], options: ParallelOptions, batch: int, seq_len: int, lora: Lora | None = None,
     paired: bool = False,
-) -> tuple[int, int, int]:  # fmt: skip
-    """(pipeline stage, bytes between steps, peak bytes in a step) of this rank; `batch` samples for each dp rank.
+) -> tuple[int, int, int, float]:  # fmt: skip
+    """(pipeline stage, bytes between steps, peak bytes in a step, its experts' rows over the mean) of this rank.
 
-    `paired`: two pairs of answers in each row, whose reference has its pass in the peak too.
+    `batch` samples for each dp rank. `paired`: two pairs of answers in each row, whose reference has its pass in the
+    peak too.
     """
     with HeldBytes() as held:
         preference = PreferenceOptions() if paired else None
@@ -37,8 +40,12 @@ def peak(
         state, held.top = held.now, held.now
         if paired:
             engine.log_probabilities(ids, ids, pairs[0], 2)
-        engine.step(ids, ids, 1e-4, *pairs)
-    return engine.mesh.pp_rank, state, held.top
+        result = engine.step(ids, ids, 1e-4, *pairs)
+    share = 1.0
+    if result.routing is not None and engine.mesh.ep > 1:
+        own = engine.layout.experts(engine.mesh.ep_rank)
+        share = mean(mean(layer[j] for j in own) for layer in result.routing.loads)
+    return engine.mesh.pp_rank, state, held.top, share
 
 
 SEQ_LEN, BATCH = 64, 8
@@ -77,6 +84,16 @@ COMBINATIONS = [
     ("qwen3_5_text", "221 m1 bf16 sp"),
     ("qwen3_5_text", "122 m2"),
     ("qwen3_5_text", "211 m1 selective"),
+    ("qwen3_moe", "111 m2"),
+    ("qwen3_moe", "111 m4 bf16"),
+    ("qwen3_moe", "111 m2 full bf16"),
+    ("qwen3_moe", "111 m2 selective"),
+    ("qwen3_moe", "221 m1 bf16 sp"),
+    ("qwen3_moe", "112 m2 ep2 bf16"),
+    ("mixtral", "111 m2 bf16"),
+    ("mixtral", "212 m2 ep2"),
+    ("gpt_oss", "111 m2"),
+    ("gpt_oss", "112 m2 ep2 bf16"),
 ]
 
 
@@ -95,6 +112,11 @@ def model(family: str) -> dict[str, Any]:
     if family == "qwen3_5_text":
         sizes |= {"linear_num_key_heads": 4, "linear_num_value_heads": 8}
         sizes |= {"linear_key_head_dim": 24, "linear_value_head_dim": 32}
+    if family in ("qwen3_moe", "mixtral", "gpt_oss"):
+        sizes |= {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 160}
+        sizes |= {"moe_intermediate_size": 160, "mlp_only_layers": []} if family == "qwen3_moe" else {}
+        sizes |= {"num_experts": 8} if family == "qwen3_moe" else {}
+        sizes |= {"sliding_window": 32} if family == "gpt_oss" else {}
     if family == "smollm3":
         sizes["pad_token_id"] = 0
     if family in ("gemma3_text", "gemma4_text"):
@@ -152,9 +174,11 @@ def compare(
     shape = ModelShape.from_config(described)
     lora = Lora(8, 16.0, targets=targets_of(shape, ("all-linear",))) if adapted else None
     measured = worlds[size].run(peak, described, o, batch // o.dp, seq_len, lora, paired)
+    worst = [max((row for row in measured if row[0] == s), key=lambda row: row[2]) for s in range(o.pp)]
     work = Work(shape, seq_len, batch, o.precision, lora=lora, apart=paired)
     machine = Machine("cpu", 1, size, 1e12, 1e12, 1e12, 1e9, accelerated=False)
-    cut = Mesh(o.tp, o.pp, o.dp, o.micro_batch_size, o.activation_checkpointing, o.sequence_parallel, o.cp)
+    cut = Mesh(o.tp, o.pp, o.dp, o.micro_batch_size, o.activation_checkpointing, o.sequence_parallel, o.cp, ep=o.ep)
     return [
-        (s, max(top for p, _, top in measured if p == s), core_memory(work, machine, cut, s).total) for s in range(o.pp)
+        (stage, top, core_memory(replace(work, skew=share), machine, cut, stage).total)
+        for stage, _, top, share in worst
     ]

@@ -1,0 +1,118 @@
+"""Plans of mixtures of experts, from the config.json of published models alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import smtrain
+from smtrain.client.planner.calibration import nearest
+from smtrain.client.planner.machines import Machine, Mesh, Work, mesh_faults, named_shape
+from smtrain.client.planner.memory import core_memory
+from smtrain.client.planner.search import search
+from smtrain.client.planner.throughput import step_time
+from smtrain.core.model.families import ModelShape
+
+# Published values of the keys that decide sizes (Hugging Face, 2026-11-26).
+QWEN3_30B: dict[str, Any] = {
+    "model_type": "qwen3_moe", "attention_bias": False, "decoder_sparse_step": 1, "head_dim": 128, "hidden_size": 2048,
+    "intermediate_size": 6144, "max_position_embeddings": 40960, "max_window_layers": 48, "mlp_only_layers": [],
+    "moe_intermediate_size": 768, "norm_topk_prob": True, "num_attention_heads": 32, "num_experts": 128,
+    "num_experts_per_tok": 8, "num_hidden_layers": 48, "num_key_value_heads": 4, "sliding_window": None,
+    "router_aux_loss_coef": 0.001, "tie_word_embeddings": False, "use_sliding_window": False, "vocab_size": 151936,
+}  # fmt: skip
+MIXTRAL = {
+    "model_type": "mixtral", "hidden_size": 4096, "intermediate_size": 14336, "max_position_embeddings": 32768,
+    "num_attention_heads": 32, "num_experts_per_tok": 2, "num_hidden_layers": 32, "num_key_value_heads": 8,
+    "num_local_experts": 8, "router_aux_loss_coef": 0.02, "sliding_window": None, "tie_word_embeddings": False,
+    "vocab_size": 32000,
+}  # fmt: skip
+OSS_20B = {
+    "model_type": "gpt_oss", "attention_bias": True, "experts_per_token": 4, "head_dim": 64, "hidden_size": 2880,
+    "intermediate_size": 2880, "layer_types": ["sliding_attention", "full_attention"] * 12, "num_local_experts": 32,
+    "max_position_embeddings": 131072, "num_attention_heads": 64, "num_experts_per_tok": 4, "num_hidden_layers": 24,
+    "num_key_value_heads": 8, "router_aux_loss_coef": 0.9, "sliding_window": 128, "swiglu_limit": 7.0,
+    "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}, "vocab_size": 201088,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+OSS_120B = {
+    **OSS_20B, "num_local_experts": 128, "num_hidden_layers": 36,
+    "layer_types": ["sliding_attention", "full_attention"] * 18,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "name", "total", "active", "gflop"),
+    [  # the first two numbers are those of transformers 5.24's model on the meta device
+        (QWEN3_30B, "Qwen3-30B-A3B", 30_532_122_624, 3_353_032_704, 18.25),
+        (MIXTRAL, "Mixtral-8x7B", 46_702_792_704, 12_879_925_248, 76.5),
+        (OSS_20B, "gpt-oss-20b", 20_914_757_184, 4_187_440_704, 21.6),
+        (OSS_120B, "gpt-oss-120b", 116_829_156_672, 5_711_982_912, 30.8),
+    ],
+    ids=["qwen3-30b-a3b", "mixtral", "gpt-oss-20b", "gpt-oss-120b"],
+)
+def test_parameters_are_exact(config: dict[str, Any], name: str, total: int, active: int, gflop: float) -> None:
+    shape = ModelShape.from_config(config)
+    assert (shape.parameters(), shape.active_parameters()) == (total, active)
+    assert shape.flops_per_token(1) / 1e9 == pytest.approx(gflop, rel=5e-3)
+    known = named_shape(name)
+    assert known is not None
+    assert (known.parameters(), known.active_parameters()) == (total, active)
+
+
+def work(config: dict[str, Any] = QWEN3_30B, **changes: Any) -> Work:
+    return replace(Work(ModelShape.from_config(config), 4096, 64), **changes)
+
+
+def test_ep_divides_weights_and_gradients_of_experts_and_no_state() -> None:
+    machine = Machine.of("ml.p5.48xlarge", 1)
+    one, eight = (core_memory(work(), machine, Mesh(1, 1, 8, ep=ep), 0) for ep in (1, 8))
+    experts = 48 * 128 * 3 * 2048 * 768
+    assert one.weights - eight.weights == pytest.approx(experts * 7 / 8 * 2, rel=1e-6)
+    assert one.gradients - eight.gradients == pytest.approx(experts * 7 / 8 * 4, rel=1e-6)
+    assert eight.optimizer == pytest.approx(one.optimizer, rel=1e-6)
+    balanced = core_memory(work(skew=1.0), machine, Mesh(1, 1, 8, ep=8), 0)
+    assert balanced.activations < eight.activations
+
+
+def test_messages_grow_with_ep_and_leave_the_host_dearly() -> None:
+    inside, outside = Machine.of("ml.p5.48xlarge", 1), Machine.of("ml.p5.48xlarge", 2)
+    times = [step_time(work(), inside, Mesh(1, 1, 8, ep=ep)).expert_parallel for ep in (1, 2, 4, 8)]
+    assert times[0] == 0
+    assert times[1] / times[3] == pytest.approx((1 / 2) / (7 / 8))
+    assert step_time(work(), outside, Mesh(1, 1, 16, ep=16)).expert_parallel > 2 * times[3]
+    dense = replace(work(), shape=replace(work().shape, experts=None))
+    assert "expert_parallel" not in step_time(dense, inside, Mesh(1, 1, 8)).parts()
+
+
+def test_only_experts_that_a_token_chooses_take_time() -> None:
+    machine, mesh = Machine.of("ml.p5.48xlarge", 1), Mesh(1, 1, 8)
+    four, eight = (step_time(work({**QWEN3_30B, "num_experts_per_tok": n}), machine, mesh).compute for n in (4, 8))
+    share = 4 * 48 * 3 * 2048 * 768 / (3_353_032_704 - 151936 * 2048)
+    assert (eight - four) / eight == pytest.approx(share, rel=0.01)
+
+
+def test_the_search_takes_ep_where_experts_would_not_fit() -> None:
+    machine = Machine.of("ml.p5.48xlarge", 4)
+    best = search(work(), [machine])[0].mesh
+    assert best.ep > 1
+    assert not list(mesh_faults(work(), machine, best))
+    assert any(
+        "does not divide the 128 experts" in fault for fault in mesh_faults(work(), machine, replace(best, ep=3))
+    )
+    near = nearest(work(), machine, best)
+    assert near is not None
+    assert not near.calibrated  # all published runs are of dense models
+
+
+def test_a_plan_says_both_counts() -> None:
+    planned = smtrain.plan(
+        {"name": "moe", "model": {"path": "hf://Qwen/Qwen3-30B-A3B"}, "data": {"path": "s3://texts/text"}},
+        compute={"instance_type": "ml.p5.48xlarge", "instance_count": 4}, parallel="auto",
+    )  # fmt: skip
+    assert (planned.parameters, planned.active_parameters) == (30_532_122_624, 3_353_032_704)
+    assert "30.53 B parameters, 3.35 B of them active on 4 x ml.p5.48xlarge" in str(planned)
+    assert not planned.calibrated
+    assert any(choice.mesh.ep > 1 for choice in planned.choices)
