@@ -157,7 +157,7 @@ class Mesh:
             each = tuple(sum(each[rank :: parallel.pp]) for rank in range(parallel.pp))
         return cls(
             parallel.tp, parallel.pp, config.dp, parallel.micro_batch_size, parallel.activation_checkpointing,
-            parallel.sequence_parallel, parallel.cp, each,
+            parallel.sequence_parallel, parallel.cp, each, parallel.ep,
         )  # fmt: skip
 
     @property
@@ -196,7 +196,9 @@ class Work:
     """Adapters, if those are trained instead of the weights."""
     skew: float = 1.5
     """With ep, the rows of the rank whose experts get the most over the mean. An assumption: random routers give 1.1 to
-    1.5, and nothing bounds it without dropping tokens."""
+    1.5, and nothing but `capacity` bounds it."""
+    capacity: float | None = None
+    """The rows of each expert over the mean, the same in every step, if tokens beyond them are dropped."""
 
     @property
     def parameters(self) -> int:
@@ -212,6 +214,11 @@ class Work:
     def width(self) -> int:
         """Bytes of a weight or an activation."""
         return width(self.precision)
+
+    def rows(self, mesh: Mesh) -> float:
+        """Rows that a rank's experts get for each token, those of padding included; 0 without experts."""
+        share = self.capacity or (self.skew if mesh.ep > 1 else 1.0)
+        return 0.0 if self.shape.experts is None else self.shape.experts.chosen * share
 
     @property
     def bounds_experts(self) -> bool:

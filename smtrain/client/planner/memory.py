@@ -166,7 +166,7 @@ def _saved_by_mlp(work: Work, mesh: Mesh) -> float:
     shape, w, sizes = work.shape, work.width, work.shape.experts
     if sizes is None:
         return 4.0 * w * shape.intermediate / mesh.tp
-    rows = sizes.chosen * (work.skew if mesh.ep > 1 else 1)
+    rows = work.rows(mesh)
     vectors = 7 if work.bounds_experts else 4
     inner = w * rows * (shape.hidden + vectors * sizes.width / mesh.tp) + (16.0 * rows if mesh.ep > 1 else 0.0)
     return inner + w * sizes.chosen * shape.hidden + 4.0 * sizes.count + 40.0 * sizes.chosen
@@ -328,7 +328,7 @@ def _expert_moments(work: Work, mesh: Mesh, tokens: int) -> Iterator[tuple[float
     held = cut(next(kind for kind in shape.kinds if kind.experts is not None), mesh.tp, mesh.ep)
     weights = 0.0 if work.lora else float(w)
     chosen = w * tokens * sizes.chosen * shape.hidden
-    rows = w * tokens * sizes.chosen * (work.skew if mesh.ep > 1 else 1)
+    rows = w * tokens * work.rows(mesh)
     width = sizes.width / mesh.tp
     yield 0.0, 2 * chosen + w * tokens * shape.hidden
     yield chosen, rows * (shape.hidden + 3 * width) + weights * (held.experts - held.gate_up)

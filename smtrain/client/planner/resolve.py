@@ -189,7 +189,7 @@ def _settled(drafted: Draft, config: JobConfig) -> tuple[JobConfig, set[str]]:
     if "sequence_parallel" not in config.parallel.model_fields_set:
         undecided.add("parallel.sequence_parallel")
     if "parallel" not in config.model_fields_set:
-        undecided |= {"parallel.tp", "parallel.pp", "parallel.dp", "parallel.cp"}
+        undecided |= {"parallel.tp", "parallel.pp", "parallel.dp", "parallel.cp", "parallel.ep"}
     return config, undecided
 
 

@@ -25,7 +25,7 @@ _GOOD = 0.8  # take the smallest batch that reaches this share of the best rate
 _EQUAL = 0.98  # the same share if train.max_global_batch_size is set
 _LARGE = 4  # sequences per process in the largest batch that is tried
 _MESH = (
-    "tp", "pp", "dp", "micro_batch_size", "sequence_parallel", "activation_checkpointing", "cp", "layers_per_stage",
+    "tp", "pp", "dp", "micro_batch_size", "sequence_parallel", "activation_checkpointing", "cp", "layers_per_stage", "ep",
 )  # fmt: skip
 _DOUBLINGS = 8  # numbers of instances that are tried if none fits
 _Some = TypeVar("_Some", bound=Section)
@@ -156,7 +156,8 @@ def fit_faults(config: JobConfig, work: Work, machine: Machine, mesh: Mesh) -> t
 
 
 def _words(mesh: Mesh) -> tuple[Any, ...]:
-    return mesh.tp, mesh.pp, mesh.dp, mesh.micro_batch, mesh.sequence_parallel, mesh.recompute, mesh.cp, mesh.layers
+    sizes = mesh.tp, mesh.pp, mesh.dp, mesh.micro_batch, mesh.sequence_parallel, mesh.recompute, mesh.cp
+    return (*sizes, mesh.layers, mesh.ep)
 
 
 def _batches(config: JobConfig) -> list[int]:

@@ -6,6 +6,7 @@ core/facts/trainium2.py has the rule. The remedy is tried before it is named: it
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import gcd
 
 from smtrain.client.planner.resolve_mesh import with_sizes
 from smtrain.client.planner.workload import shape_of
@@ -107,6 +108,7 @@ def _by_geometry(config: JobConfig, chip: int) -> str:
     dp = world // (tp * pp)
     keys = f"parallel.tp: {tp}, parallel.pp: {pp}" + (f", parallel.dp: {dp}" if parallel.dp is not None else "")
     keys += ", parallel.cp: 1" if parallel.cp > 1 else ""
+    keys += f", parallel.ep: {gcd(parallel.ep, dp)}" if dp % parallel.ep else ""
     each = dp * parallel.micro_batch_size
     if rest := config.train.global_batch_size % each:
         keys += f", train.global_batch_size: {config.train.global_batch_size + each - rest}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import asdict
-from math import exp
+from math import exp, gcd
 
 from smtrain.client.planner import reference_pass
 from smtrain.client.planner.calibration import UNCALIBRATED
@@ -66,7 +66,14 @@ def what_fits(config: JobConfig, cores: int, free: float | None) -> str | None:
         for dp in range(cores // (tp * pp * cp), 0, -1):
             if batch % (dp * micro):
                 continue
-            values = {"tp": tp, "pp": pp, "dp": dp, "cp": cp, "micro_batch_size": micro}
+            values = {
+                "tp": tp,
+                "pp": pp,
+                "dp": dp,
+                "cp": cp,
+                "micro_batch_size": micro,
+                "ep": gcd(parallel.ep, dp * cp),
+            }
             compute = {"instance_count": 1, "processes_per_instance": tp * pp * cp * dp}
             tried = config.model_copy(
                 update={

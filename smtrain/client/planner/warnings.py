@@ -88,10 +88,10 @@ def memory_warnings(work: Work, machine: Machine, mesh: Mesh) -> list[str]:
                 f"host memory: {what} takes {need / GIB:.0f} GiB of {machine.host_bytes / GIB:.0f}: "
                 f"short by {(need - machine.host_bytes) / GIB:.0f} GiB"
             )
-    if mesh.ep > 1:
+    if mesh.ep > 1 and work.capacity is None:
         out.append(
             f"memory is for ranks whose experts get at most {work.skew:g} times the mean of a batch's tokens, as none "
-            "is dropped; experts/load_max in the log says how it is"
+            "is dropped; experts/load_max in the log tells how it is, and parallel.expert_capacity bounds it"
         )
     return out
 

@@ -48,7 +48,7 @@ def work_of(
         lora = Lora(asked.rank, asked.alpha, asked.dropout, targets_of(shape, asked.targets), asked.rslora)
     work = Work(
         shape, train.seq_len, train.global_batch_size, train.precision, gathers_again=again, lora=lora,
-        apart=config.apart,
+        apart=config.apart, capacity=config.parallel.expert_capacity if shape.experts else None,
     )  # fmt: skip
     if neuron is None:
         own = config.own_machine
