@@ -25,8 +25,9 @@ _GOOD = 0.8  # take the smallest batch that reaches this share of the best rate
 _EQUAL = 0.98  # the same share if train.max_global_batch_size is set
 _LARGE = 4  # sequences per process in the largest batch that is tried
 _MESH = (
-    "tp", "pp", "dp", "micro_batch_size", "sequence_parallel", "activation_checkpointing", "cp", "layers_per_stage", "ep",
-)  # fmt: skip
+    *("tp", "pp", "dp", "micro_batch_size", "sequence_parallel", "activation_checkpointing", "cp"),
+    *("layers_per_stage", "ep"),
+)
 _DOUBLINGS = 8  # numbers of instances that are tried if none fits
 _Some = TypeVar("_Some", bound=Section)
 

@@ -115,4 +115,13 @@ def test_a_plan_says_both_counts() -> None:
     assert (planned.parameters, planned.active_parameters) == (30_532_122_624, 3_353_032_704)
     assert "30.53 B parameters, 3.35 B of them active on 4 x ml.p5.48xlarge" in str(planned)
     assert not planned.calibrated
-    assert any(choice.mesh.ep > 1 for choice in planned.choices)
+    assert planned.fits
+    assert planned.mesh.ep > 1
+    assert f"(ep {planned.mesh.ep})" in str(planned)
+    assert any("1.5 times the mean" in warning for warning in planned.warnings)
+
+
+def test_a_capacity_bounds_the_rows() -> None:
+    machine, mesh = Machine.of("ml.p5.48xlarge", 1), Mesh(1, 1, 8, ep=8)
+    held = [core_memory(work(capacity=share), machine, mesh, 0).activations for share in (1.0, 1.25, None)]
+    assert held == sorted(held)
