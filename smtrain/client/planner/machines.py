@@ -249,9 +249,9 @@ class Cut:
     largest: int
     """Size of its largest parameter."""
     experts: int = 0
-    """Those of `layer` that are of its experts."""
+    """Parameters of a layer's experts, which `layer` includes."""
     gate_up: int = 0
-    """Those of the gates of its experts and of their partners, which are one tensor in the engine."""
+    """Parameters of the experts' gates and their partners, which are one tensor in the engine."""
 
 
 @cache
@@ -317,7 +317,7 @@ def stage_numbers(shape: ModelShape, mesh: Mesh, stage: int) -> int:
 
 
 def expert_numbers(shape: ModelShape, mesh: Mesh, stage: int) -> int:
-    """Those of `stage_numbers` that only some ranks of dp x cp hold, as ep divides them; 0 without."""
+    """The parameters of a stage that ep divides over ranks of dp x cp; 0 without ep."""
     if mesh.ep == 1:
         return 0
     return sum(

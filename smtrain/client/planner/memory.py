@@ -317,7 +317,7 @@ def _moments(work: Work, machine: Machine, mesh: Mesh, stage: int, numbers: int)
     return moments
 
 
-def _expert_moments(work: Work, mesh: Mesh, tokens: int) -> Iterator[tuple[float, float]]:
+def _expert_moments(work: Work, mesh: Mesh, tokens: float) -> Iterator[tuple[float, float]]:
     """(saved bytes that are gone, temporary ones) at moments of the backward pass of experts.
 
     The gradient of the weighted outputs and its product with them; then the gradients of the first matrices of all the

@@ -43,7 +43,7 @@ class Lora:
 def linears(shape: ModelShape) -> tuple[str, ...]:
     """The names of the decoder layers' linears, in the model's order: `q_proj`, `k_proj`...
 
-    Routers and experts are none, as in peft with transformers 5, where they are no linear modules.
+    Routers and experts are left out, as in peft with transformers 5, which has no linear modules for them.
     """
     specs = (s for kind in shape.kinds for s in kind.layer if _is_linear(s) and not s.turned)
     return tuple(dict.fromkeys(s.name.removesuffix(".weight").rpartition(".")[2] for s in specs))

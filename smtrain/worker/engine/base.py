@@ -108,7 +108,7 @@ class RoutingMetrics(NamedTuple):
     entropy: float
     """Mean entropy of the router's probabilities over that of equal ones: 1 is no choice, 0 a certain one."""
     loads: tuple[tuple[float, ...], ...]
-    """Those of each expert, by the layers that have experts."""
+    """The load of each expert, by the layers that have experts."""
     dropped: float = 0.0
     """The share of choices beyond an expert's capacity."""
 

@@ -64,7 +64,7 @@ def test_any_mesh_resumes_from_any_other(
     pytest.param("gpt_oss", "122 ep2", marks=pytest.mark.full),
 ])  # fmt: skip
 def test_gradients_are_those_of_one_process(name: str, text: str, four: World, solo: World, tmp_path: Path) -> None:
-    """Of every number: a mean in place of a sum over the ranks of ep is wrong by the factor ep."""
+    """The test takes every number: a mean in place of a sum over the ranks of ep is wrong by the factor ep."""
     config: dict[str, Any] = CONFIGS[name]
     four.run(cases.train_and_save, config, replace(mesh(text), micro_batch_size=2), tmp_path / "divided", 1, 1)
     solo.run(cases.train_and_save, config, replace(mesh("111"), micro_batch_size=2), tmp_path / "one", 1, 1)

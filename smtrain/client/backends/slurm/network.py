@@ -28,7 +28,7 @@ network cards takes one."""
 
 @dataclass(frozen=True)
 class NetworkRequest:
-    """Where the network is made, and its addresses."""
+    """The place and the addresses of a network."""
 
     region: str
     zone: str | None = None

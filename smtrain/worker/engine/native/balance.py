@@ -41,7 +41,7 @@ class Routed:
     totals: torch.Tensor | None = None
     """[2, E]: `counts` and `sums` of all layers up to this stage, and before the backward pass of all stages."""
     slope: torch.Tensor | None = None
-    """The gradient of the step's loss for each token's probabilities, as `counts`; None: there is none."""
+    """The gradient of the step's loss for each token's probabilities, as `counts`, if there is one."""
     counting: bool = True
     """False once its forward pass is over: a layer that is computed again does not count."""
 

@@ -48,7 +48,7 @@ def _block(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sinks: torch.Tensor, seen: torch.Tensor | None,
     scaling: float,
 ) -> torch.Tensor:  # fmt: skip
-    """The queries end where the keys do."""
+    """Attention with sinks; the last query is that of the last key."""
     scores = torch.matmul(query, key.transpose(2, 3)) * scaling
     if seen is None:
         rows, columns = scores.shape[-2:]
