@@ -110,6 +110,7 @@ def test_of_two_processes_at_once_one_starts_the_job(
     assert len(jobs_of(config)) == 1
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("fault", [{"drops": 1.0}, {"errors": 1.0}])
 @pytest.mark.parametrize("retried", [True, False], ids=["botocore tries again", "botocore gives up"])
 def test_a_lost_answer_makes_no_second_job(

@@ -62,6 +62,7 @@ def digest(lines: list[str]) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.full  # the gate has client/follow/test_plane.py
 def test_every_line_once_of_32_hosts_while_calls_fail_and_lines_are_late_and_out_of_order(
     plain: dict[str, Any], control: Plane, capsys: pytest.CaptureFixture[str]
 ) -> None:

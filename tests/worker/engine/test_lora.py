@@ -45,7 +45,7 @@ CASES = [
 ]
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("name", "text", "more"), CASES, ids=[f"{name}-{text}" for name, text, _ in CASES])
 def test_training_is_peft_s(
     name: str, text: str, more: dict[str, Any], four: World, solo: World, tmp_path: Path
@@ -64,7 +64,7 @@ def test_training_is_peft_s(
     assert max(apart.values()) < 1e-6, apart
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("name", "text", "dropout"),
     [

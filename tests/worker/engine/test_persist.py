@@ -36,7 +36,7 @@ def whole_state(checkpoint: Path) -> dict[str, np.ndarray[Any, Any]]:
     return {f"{kind} {name}": reader.read(kind, name, layout, 0).numpy() for kind in KINDS for name in names}
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_no_steps_change_no_bit(name: str, four: World, tmp_path: Path) -> None:
     config = CONFIGS[name]

@@ -27,6 +27,7 @@ def off(ours: Steps, kind: str) -> float:
     )
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_of_loss_has_trl_s_numbers(kind: str, solo: World) -> None:
     (ours,) = solo.run(preference.steps, mesh("111"), kind, 2)
@@ -73,6 +74,7 @@ def test_adapters_have_the_numbers_of_one_process_on_every_mesh(text: str, solo:
             assert mine == pytest.approx(theirs, rel=1e-5, abs=1e-5)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("text", ["111 bf16", "111 fp16"])
 def test_half_precision_stays_near(text: str, solo: World) -> None:
     (ours,) = solo.run(preference.steps, mesh(text), "sigmoid", 2)

@@ -201,6 +201,7 @@ def test_a_change_in_any_layer_makes_another_reference(tmp_path: Path) -> None:
     assert before[1] != after[1]
 
 
+@pytest.mark.full  # test_preference.py has other references
 def test_without_a_reference_rewards_are_log_probabilities(two: World, shell: Shell) -> None:
     first = trained(two, shell, steps=1, dpo={"reference": "none", "beta": 0.5})[1]
     assert first["rewards/chosen"] == pytest.approx(0.5 * first["logps/chosen"], rel=1e-6)
@@ -230,7 +231,7 @@ def test_without_packing_a_row_is_a_pair(two: World, shell: Shell, known: Record
     assert own[4] != known[4]
 
 
-@pytest.mark.sample(1)
+@pytest.mark.full  # test_preference.py has the meshes
 @pytest.mark.parametrize("mesh", [{"pp": 2}, {"tp": 1, "micro_batch_size": 2}, {"tp": 2, "sequence_parallel": True}])
 def test_another_mesh_has_the_same_losses(two: World, shell: Shell, known: Records, mesh: dict[str, Any]) -> None:
     for step, record in trained(two, shell, mesh=mesh).items():

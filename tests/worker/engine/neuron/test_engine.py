@@ -36,7 +36,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*.safetensors")}
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("name", "text"), ALL, ids=[f"{name}-{text}" for name, text in ALL])
 def test_every_family_has_the_cpu_s_numbers_and_checkpoints(
     name: str, text: str, four: World, neuron: World, tmp_path: Path

@@ -7,6 +7,7 @@ import pytest
 from tests.worker.engine.neuron import page
 
 
+@pytest.mark.full  # test_engine.py has a run's operators
 def test_the_page_lists_the_operators_of_today() -> None:
     written = page.PAGE.read_text("utf-8")
     if page.versions() not in written:
