@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,27 +12,35 @@ import pytest
 import torch
 
 from smtrain.worker.checkpoint.native.reader import NativeSource, StateReader
-from tests.worker.engine import cases, mixtures
+from tests.worker.engine import adapters, cases, mixtures, packed
 from tests.worker.engine.cases import BATCH, CONFIGS, mesh
 from tests.worker.engine.world import World
 
 MESHES = {
-    "qwen3_moe": ["111", "212 ep2", "122 ep2 full", "114 ep4"],
-    "mixtral": ["111 by-layer", "221 sp", "122 m2 by-layer", "114 ep2"],
-    "gpt_oss": ["111 full", "212 ep2", "122 m2", "221"],
+    "qwen3_moe": ["122 ep2 full", "111", "212 ep2", "114 ep4", "222 ep2 sp"],
+    "mixtral": ["221 sp", "111 by-layer", "122 m2 by-layer", "114 ep2", "214 ep4"],
+    "gpt_oss": ["212 ep2", "111 full", "122 m2", "221", "124 ep4"],
 }
+"""The gate trains each on the first one."""
 
 
-@pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in MESHES.items() for text in texts])
-def test_losses_are_those_of_transformers(name: str, text: str, four: World, solo: World) -> None:
+@pytest.fixture(scope="module")
+def worlds(four: World, solo: World) -> Iterator[dict[int, World]]:
+    with World(8) as eight:
+        yield {1: solo, 4: four, 8: eight}
+
+
+@pytest.mark.parametrize(("name", "text"), [
+    pytest.param(name, text, marks=pytest.mark.full if number else [])
+    for name, texts in MESHES.items() for number, text in enumerate(texts)
+])  # fmt: skip
+def test_losses_are_those_of_transformers(name: str, text: str, worlds: dict[int, World]) -> None:
     """With the auxiliary loss of each micro-batch of each rank."""
     config, options = CONFIGS[name], mesh(text)
     samples = min(options.micro_batch_size, BATCH // options.dp)
-    wanted = solo.run(mixtures.plain, config, 5, samples, options.aux_by_layer)[0]
-    size = options.tp * options.pp * options.dp
-    ranks = (solo if size == 1 else four).run(mixtures.train, config, options, 5)
+    wanted = worlds[1].run(mixtures.plain, config, 5, samples, options.aux_by_layer)[0]
+    ranks = worlds[options.tp * options.pp * options.dp].run(mixtures.train, config, options, 5)
     assert all(rank == ranks[0] for rank in ranks)
-    print(np.abs(np.array(ranks[0]) / np.array(wanted) - 1).max(0))
     np.testing.assert_allclose(ranks[0], wanted, rtol=1e-5)
 
 
@@ -87,3 +96,40 @@ def test_a_capacity_drops_what_is_beyond_it(four: World, solo: World) -> None:
     assert 0 < least <= tight.dropped < 0.5
     assert 0 < tight.entropy < 1
     assert sum(map(sum, tight.loads)) == pytest.approx(8)
+
+
+@pytest.mark.parametrize(("name", "text"), [
+    ("gpt_oss", "111"),
+    pytest.param("qwen3_moe", "212 ep2 full", marks=pytest.mark.full),
+])  # fmt: skip
+def test_packed_samples_do_not_see_each_other(name: str, text: str, four: World, solo: World) -> None:
+    config = {**CONFIGS[name], "router_aux_loss_coef": 0.0}  # which is that of all samples of a row together
+    wanted = solo.run(packed.alone, config, 3)[0]
+    ours = (solo if text == "111" else four).run(packed.train, config, mesh(text), 3)[0]
+    np.testing.assert_allclose(ours, wanted, rtol=1e-5)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["mixtral", "gpt_oss"])
+def test_adapters_and_halves_train_on_divided_experts(name: str, four: World, solo: World, tmp_path: Path) -> None:
+    config: dict[str, Any] = CONFIGS[name]
+    adapter = adapters.lora(config)
+    assert all("gate" not in target and "router" not in target for target in adapter.targets)
+    one = solo.run(adapters.train, config, mesh("111"), adapter, tmp_path / "one")[0]
+    ours = four.run(adapters.train, config, mesh("212 ep2"), adapter, tmp_path / "four")[0]
+    np.testing.assert_allclose(ours, one, rtol=1e-5)
+    single = four.run(cases.fit_one_batch, config, mesh("212 ep2"), 4)[0]
+    for half in ("bf16", "fp16"):
+        np.testing.assert_allclose(
+            four.run(cases.fit_one_batch, config, mesh(f"212 ep2 {half}"), 4)[0], single, rtol=0.02
+        )
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("name", "text"), [("gpt_oss", "221 sp"), ("qwen3_moe", "122 ep2"), ("mixtral", "114 ep2")])
+def test_logits_are_those_of_transformers(name: str, text: str, four: World, solo: World) -> None:
+    config = CONFIGS[name]
+    wanted = solo.run(cases.plain_logits, config)[0]
+    for _, ours in four.run(cases.look, config, mesh(text)):
+        if ours is not None:
+            np.testing.assert_allclose(ours, wanted, atol=1e-4, rtol=0)
