@@ -133,7 +133,7 @@ class Progress:
         for key, name, form in (
             ("loss", "loss", "{:.4f}"), ("grad_norm", "grad norm", "{:.3f}"), ("tokens_per_s", "tokens/s", "{:,.0f}"),
             ("mfu", "MFU", "{:.1%}"), ("rewards/margins", "margin", "{:.4f}"),
-            ("rewards/accuracies", "accuracy", "{:.0%}"),
+            ("rewards/accuracies", "accuracy", "{:.0%}"), ("experts/load_max", "busiest expert", "{:.1f} x mean"),
         ):  # fmt: skip
             if key in last:
                 numbers.append((name, form.format(last[key])))

@@ -22,8 +22,10 @@ _FORMATS = {
     "val_loss": ".6f", "val_ppl": ".4f", "val_accuracy": ".4f", "val_margins": ".6f",
     "rewards/chosen": ".6f", "rewards/rejected": ".6f", "rewards/margins": ".6f", "rewards/accuracies": ".4f",
     "logps/chosen": ".4f", "logps/rejected": ".4f",
+    "experts/aux_loss": ".4f", "experts/entropy": ".4f", "experts/load_max": ".3f", "experts/load_min": ".3f",
+    "experts/dropped": ".4f",
 }  # fmt: skip
-PAIR_NUMBERS = tuple(name for name in _FORMATS if "/" in name)
+PAIR_NUMBERS = tuple(name for name in _FORMATS if name.startswith(("rewards/", "logps/")))
 """Numbers of a step on pairs of answers, under TRL's names."""
 _MACHINE_FORMATS = {
     "cpu": ".4f", "memory": ".4f", "disk": ".4f", "net_in": ".0f", "net_out": ".0f", "disk_read": ".0f",

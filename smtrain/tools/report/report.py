@@ -146,6 +146,9 @@ def _facts(run: RunAccount, records: Sequence[dict[str, float]]) -> list[tuple[s
     if rewarded := [record for record in records if "rewards/margins" in record]:
         margin, accuracy = rewarded[-1]["rewards/margins"], rewarded[-1]["rewards/accuracies"]
         facts.append(("reward margin", f"{margin:.4f}", f" (accuracy {accuracy:.0%})"))
+    if routed := [record for record in records if "experts/load_max" in record]:
+        most, least = routed[-1]["experts/load_max"], routed[-1]["experts/load_min"]
+        facts.append(("busiest expert", f"{most:.1f} x mean", f" (idlest {least:.2f} x)"))
     total, cost = _total(run.jobs), run.jobs[-1].cost
     if total is not None or not cost.owned:
         facts.append(("cost", _dollars(total), "" if cost.billed else " if on AWS"))
@@ -176,6 +179,11 @@ def _charts(records: Sequence[dict[str, float]], marks: Sequence[tuple[float, st
             chart("rewards of chosen answers", *rewards, dots_are="of rejected answers", marks=marks),
             chart("reward margin", of("rewards/margins"), of("val_margins"), dots_are=held_out, marks=marks),
             chart(better, of("rewards/accuracies"), of("val_accuracy"), dots_are=held_out, marks=marks),
+        ]
+    if busiest := of("experts/load_max"):
+        drawn += [
+            chart("load of the busiest expert over the mean, log", busiest, log=True, marks=marks),
+            chart("entropy of the router, 1 if all experts are alike", of("experts/entropy"), marks=marks),
         ]
     drawn += [
         chart("gradient norm", of("grad_norm"), log=True, marks=marks),

@@ -109,6 +109,8 @@ class RoutingMetrics(NamedTuple):
     """Mean entropy of the router's probabilities over that of equal ones: 1 is no choice, 0 a certain one."""
     loads: tuple[tuple[float, ...], ...]
     """The load of each expert, by the layers that have experts."""
+    chosen: int
+    """Experts of a token."""
     dropped: float = 0.0
     """The share of choices beyond an expert's capacity."""
 

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
 from smtrain.core.errors import SmtrainError
-from smtrain.worker.engine.base import PairMetrics, StepResult
+from smtrain.worker.engine.base import PairMetrics, RoutingMetrics, StepResult
 from smtrain.worker.train.entry import PATIENCE as SAY_SECONDS
 from smtrain.worker.train.entry import say, unwaiting_stderr
 
@@ -22,6 +22,7 @@ STILL = 16  # steps in a row without any change after which a training on pairs 
 AT_ONCE = 8  # steps in a row from the second on in which all pairs are right
 NOTHING = 1e-3  # nats times beta: the margin of a training on pairs that learns nothing
 FALLEN = 0.5  # reward that both answers of a pair have lost
+COLLAPSED = 0.95  # share of a layer's choices that go to as few experts as one token chooses
 RECENT = 16  # steps after a resume in which a fault is the checkpoint's rather than the run's
 PATIENCE = 3  # steps in a row above the bound: a single one can be due to its batch
 FIRST_STEP = 8  # times as long for the first step of a process, in which graphs are compiled
@@ -122,6 +123,31 @@ class LossWatch:
                 "earlier checkpoint (`--from-step N`, checkpoint.step)"
             )
         return "compare the weights that the run began from with their hashes (`smtrain checkpoint verify`)"
+
+
+class RoutingWatch:
+    """Notices a router that has collapsed: nearly all tokens of a layer choose the same experts, step after step."""
+
+    def __init__(self) -> None:
+        self._collapsed: dict[int, int] = {}
+        self._told = False
+
+    def check(self, step: int, routing: RoutingMetrics) -> list[str]:
+        """A sentence, once, when a layer has been collapsed for `HISTORY` steps in a row."""
+        for layer, loads in enumerate(routing.loads):
+            top = sorted(loads, reverse=True)[: routing.chosen]
+            alike = len(loads) >= 2 * routing.chosen and sum(top) >= COLLAPSED * sum(loads)
+            self._collapsed[layer] = self._collapsed.get(layer, 0) + 1 if alike else 0
+        fallen = [layer for layer, steps in self._collapsed.items() if steps >= HISTORY]
+        if self._told or not fallen:
+            return []
+        self._told = True
+        which = f"layer {fallen[0]} and {len(fallen) - 1} more" if len(fallen) > 1 else f"layer {fallen[0]}"
+        return [
+            f"warning: at step {step} the router of {which} (of the layers with experts) has sent {COLLAPSED:.0%} of "
+            f"its choices to {routing.chosen} of {len(routing.loads[0])} experts for {HISTORY} steps: the others learn "
+            "nothing; raise train.aux_loss, or lower train.lr"
+        ]
 
 
 class PairWatch:

@@ -20,7 +20,7 @@ from smtrain.worker.engine.parts import part
 from smtrain.worker.train.data_position import Position, learning_rate
 from smtrain.worker.train.destination import Destination
 from smtrain.worker.train.entry import log_line
-from smtrain.worker.train.health import LossWatch, PairWatch, StallWatch
+from smtrain.worker.train.health import LossWatch, PairWatch, RoutingWatch, StallWatch
 from smtrain.worker.train.metrics import MetricsLog
 from smtrain.worker.train.operators import StepReport
 from smtrain.worker.train.profile import StepProfiler
@@ -94,6 +94,7 @@ class Trainer:
         self._options = self.config.train
         referred, fresh = self._options.dpo is None or self._options.dpo.reference != "none", self.resumed is None
         self._pairs = PairWatch(self._options.precision, referred=referred, fresh=fresh)
+        self._routing = RoutingWatch()
         self._pending: deque[PendingStep] = deque()
         self._stopping = False
         self._longest = 0.0
@@ -186,6 +187,8 @@ class Trainer:
             scales = f"{scaling.scale:g} -> {scaling.following:g}"
             self._say(f"step {pending.step} skipped: gradients overflowed fp16; loss scale {scales}")
         for text in self._pairs.check(pending.step, result.pairs) if result.pairs else ():
+            self._say(text)
+        for text in self._routing.check(pending.step, result.routing) if result.routing else ():
             self._say(text)
         validated = self._validate() if pending.step == self.step else None  # else the weights are a later step's
         logged = pending.step % self._options.log_interval == 0 or pending.step in (1, self._options.steps)

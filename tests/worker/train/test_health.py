@@ -9,8 +9,17 @@ from collections.abc import Iterable
 import pytest
 
 from smtrain.core.errors import SmtrainError
-from smtrain.worker.engine.base import PairMetrics, Scaling, StepResult
-from smtrain.worker.train.health import AT_ONCE, HISTORY, PATIENCE, STILL, LossWatch, PairWatch, StallWatch
+from smtrain.worker.engine.base import PairMetrics, RoutingMetrics, Scaling, StepResult
+from smtrain.worker.train.health import (
+    AT_ONCE,
+    HISTORY,
+    PATIENCE,
+    STILL,
+    LossWatch,
+    PairWatch,
+    RoutingWatch,
+    StallWatch,
+)
 
 
 def step(loss: float, grad_norm: float = 1.0, scaling: Scaling | None = None) -> StepResult:
@@ -167,3 +176,17 @@ def test_a_training_on_pairs_that_learns_is_not_talked_about() -> None:
     late = [pairs(0.0, 0.0, 0.0), pairs(0.1, 0.0, 0.75), *[pairs(0.1, 0.0, 1.0)] * 40]
     assert heard(PairWatch("bf16"), late) == [], "an accuracy of 1 that was reached by learning"
     assert heard(PairWatch("bf16", fresh=False), late[2:]) == []
+
+
+def test_a_router_that_sends_all_to_the_same_experts_is_told_once() -> None:
+    even, same = (1.0,) * 4, (3.9, 0.1, 0.0, 0.0)
+
+    def heard(*layers: tuple[float, ...], steps: int = 2 * HISTORY) -> list[str]:
+        watch, routing = RoutingWatch(), RoutingMetrics(1.0, 0.5, layers, chosen=1)
+        return [text for step in range(steps) for text in watch.check(step, routing)]
+
+    assert heard(even, even) == heard(even, same, steps=HISTORY - 1) == []
+    [sentence] = heard(even, same)
+    assert f"at step {HISTORY - 1} the router of layer 1" in sentence
+    assert "1 of 4 experts" in sentence
+    assert "raise train.aux_loss" in sentence

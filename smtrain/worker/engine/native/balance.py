@@ -167,6 +167,7 @@ class Balance:
         return RoutingMetrics(
             aux_loss=loss / batches,
             entropy=entropy / max(1.0, tokens) / math.log(max(2, self.sizes.count)),
+            chosen=self.sizes.chosen,
             dropped=dropped / max(1.0, assigned),
             loads=tuple(tuple(n / mean for n in row) for row in rows),
         )
