@@ -12,21 +12,29 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 def main() -> None:
     """Measure and print; takes a few minutes on two cores."""
-    from tests.client.planner.peaks import ADAPTED, COMBINATIONS, PAIRED, compare
+    from tests.client.planner.peaks import ADAPTED, COMBINATIONS, CUT, LONG, PAIRED, compare
     from tests.worker.engine.world import World
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     parser.add_argument("--lora", action="store_true", help="only LoRA's, after the peak of full training")
     parser.add_argument("--pairs", action="store_true", help="only those on pairs (objective dpo)")
+    parser.add_argument("--cut", action="store_true", help="only those whose rows are cut over ranks (parallel.cp)")
+    parser.add_argument("--long", action="store_true", help="only one row of 32k tokens, whole and cut over 2 ranks")
     options = parser.parse_args()
+    if options.long:
+        print(json.dumps(long_row()))
+        return
     worlds = {size: World(size) for size in (1, 2, 4)}
-    cases = [] if options.lora or options.pairs else [(family, mesh, False) for family, mesh in COMBINATIONS]
-    cases += [] if options.pairs else [(family, mesh, True) for family, mesh in ADAPTED]
+    special = options.lora or options.pairs or options.cut
+    cases = [] if special else [(family, mesh, False) for family, mesh in COMBINATIONS]
+    cases += [] if options.pairs or options.cut else [(family, mesh, True) for family, mesh in ADAPTED]
     cases += [(family, mesh, False) for family, mesh in PAIRED] if options.pairs else []
+    cases += [(family, mesh, False) for family, mesh in CUT] if options.cut else []
+    length = {"seq_len": LONG, "batch": 4} if options.cut else {}
     worst = 0.0
     for family, mesh, adapted in cases:
-        stages = compare(family, mesh, worlds, adapted, paired=options.pairs)
+        stages = compare(family, mesh, worlds, adapted, paired=options.pairs, **length)
         _, measured, predicted = max(stages, key=lambda row: row[1])
         worst = max(worst, *(abs(p / m - 1) for _, m, p in stages))
         numbers = f"{measured / 1e6:.2f} | {predicted / 1e6:.2f} | {predicted / measured - 1:+.1%} |"
@@ -39,6 +47,22 @@ def main() -> None:
         world.stop()
     result = {"combinations": len(cases), "worst_error": round(worst, 4)}
     print(json.dumps(result) if options.json else f"{len(cases)} combinations, worst of any stage {worst:.1%}")
+
+
+def long_row() -> dict[str, object]:
+    """Measure what a step on one row of 32768 tokens needs above the state, with 1 rank and on the larger of 2."""
+    from tests.client.planner.peaks import model, peak
+    from tests.worker.engine.cases import mesh
+    from tests.worker.engine.world import World
+
+    sizes = {"hidden_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 256}
+    described, needed = {**model("llama"), **sizes, "max_position_embeddings": 1 << 15}, {}
+    for cp in (1, 2):
+        with World(cp) as world:
+            made = world.run(peak, described, mesh(f"111 cp{cp} m1"), 1, 1 << 15)
+        needed[cp] = max(top - state for _, state, top in made)
+    mib = {cp: round(bytes_ / 2**20) for cp, bytes_ in needed.items()}
+    return {"tokens": 1 << 15, "one_rank_mib": mib[1], "of_two_mib": mib[2], "share": round(needed[2] / needed[1], 3)}
 
 
 if __name__ == "__main__":

@@ -400,13 +400,13 @@ def _cut_moments(
     q, kv = one.heads * one.head_dim / mesh.tp, cut(one, mesh.tp).kv_heads * one.head_dim
     queries = min(_QUERIES[machine.accelerated], work.seq_len / mesh.cp)
     whole = work.seq_len * mesh.micro_batch
-    gone = tokens * (4 * w * one.intermediate / mesh.tp + w * shape.hidden + w * q)
-    gone += tokens * _norm_bytes(shape, w) * shape.hidden / _along_sequence(mesh)
-    if mesh.recompute == "full":
-        kept -= 0.0
-    keys = whole * kv * 2 * (w + 4 + w)
-    mask = w * queries * whole
-    yield kept - gone, 0.0, keys + mask + w * tokens * (2 * q + shape.hidden)
+    # What the backward pass has freed: the MLP with the norm before it, and the output of attention.
+    gone = tokens * w * ((2 if shape.plain else 4) * one.intermediate / mesh.tp + shape.hidden + q)
+    gone += 0 if shape.plain else tokens * _norm_bytes(shape, w) * shape.hidden / _along_sequence(mesh)
+    keys, mask = whole * kv * 2 * (w + 4), queries * work.seq_len * (mesh.micro_batch if work.apart else 1)
+    mask_or_gradients = max((1 + w) * mask, w * mask + whole * kv * 2 * w)
+    waiting = (3 if shape.plain else 1) * shape.hidden  # gradients: of the residual, of the MLP and of its norm's input
+    yield kept - gone, 0.0, keys + mask_or_gradients + w * tokens * (2 * q + waiting)
 
 
 def _along_sequence(mesh: Mesh) -> int:

@@ -154,6 +154,23 @@ PAIRED = [
 """Objective dpo."""
 
 
+CUT = [
+    ("llama", "111 cp2 m1"),
+    ("llama", "111 cp4 m1 full bf16"),
+    ("llama", "211 cp2 m1 sp"),
+    ("mistral", "121 cp2 m1"),
+    ("qwen3", "112 cp2 m1 bf16"),
+    ("qwen2", "111 cp2 m2 selective"),
+    ("gpt_neox", "111 cp2 m1 full"),
+    ("gemma4_text", "111 cp2 m1"),
+    ("olmo2", "211 cp2 m1 sp bf16"),
+    ("qwen3_5_text", "111 cp2 m1"),
+    ("qwen3_5_text", "111 cp2 m1 full bf16"),
+]
+"""Rows of `LONG` tokens cut over ranks; four of them."""
+LONG = 1024
+
+
 def compare(
     family: str,
     text: str,

@@ -9,7 +9,7 @@ import pytest
 
 from smtrain.client.planner.machines import GIB, Machine, Mesh, Work, named_shape
 from smtrain.client.planner.memory import checkpoint_bytes, core_memory, host_memory, worst_core
-from tests.client.planner.peaks import ADAPTED, COMBINATIONS, PAIRED, compare
+from tests.client.planner.peaks import ADAPTED, COMBINATIONS, CUT, LONG, PAIRED, compare
 from tests.worker.engine.world import World
 
 
@@ -53,6 +53,13 @@ def test_so_it_is_with_lora(family: str, mesh: str, worlds: dict[int, World]) ->
 @pytest.mark.parametrize(("family", "mesh"), gate(PAIRED, {("llama", "221 m1 bf16 sp")}))
 def test_so_it_is_with_pairs_and_the_reference_s_pass(family: str, mesh: str, worlds: dict[int, World]) -> None:
     for stage, measured, predicted in compare(family, mesh, worlds, paired=True):
+        assert predicted == pytest.approx(measured, rel=0.03), f"stage {stage}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "mesh"), gate(CUT, {("llama", "211 cp2 m1 sp")}))
+def test_so_it_is_with_rows_cut_over_ranks(family: str, mesh: str, worlds: dict[int, World]) -> None:
+    for stage, measured, predicted in compare(family, mesh, worlds, seq_len=LONG, batch=4):
         assert predicted == pytest.approx(measured, rel=0.03), f"stage {stage}"
 
 

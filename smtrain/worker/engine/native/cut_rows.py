@@ -73,8 +73,8 @@ class CutRows(NamedTuple):
         start, stop, low = first + chunk.start, first + chunk.stop, chunk.low
         if self.number is None and self.window is None and self.mesh.device.type == "cuda":
             return causal_lower_right(stop - start, stop - low)
-        back = self.tokens[start:stop, None] - self.tokens[low:stop]
-        seen = back >= 0 if self.window is None else (back >= 0) & (back < self.window)
+        query, key = self.tokens[start:stop, None], self.tokens[low:stop]
+        seen = query >= key if self.window is None else (query >= key) & (query < key + self.window)
         if self.number is None:
             return seen[None, None]
         return seen & (self.number[:, None, start:stop, None] == self.number[:, None, None, low:stop])
@@ -196,16 +196,16 @@ def _swapped(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     return out
 
 
-def tokens_for_heads(parts: Sequence[torch.Tensor], mesh: ProcessMesh) -> list[torch.Tensor]:
-    """From own tokens of all heads to all tokens of own heads: each [B, S / cp, C] becomes [B, S, C / cp].
+def tokens_for_heads(parts: Sequence[torch.Tensor], mesh: ProcessMesh) -> torch.Tensor:
+    """From own tokens of all heads to all tokens of own heads: each [B, S / cp, C] becomes [B, S, C / cp], one after
+    another in one tensor.
 
     A rank's heads are its part of every tensor's C.
     """
     cut = [x.chunk(mesh.cp, 2) for x in parts]
     apply: Any = _Swap.apply
-    whole = apply(torch.stack([torch.cat(one, 2) for one in zip(*cut, strict=True)]), mesh.cp_group)
-    rows = whole.transpose(0, 1).flatten(1, 2)
-    return list(rows.split([x.shape[2] // mesh.cp for x in parts], 2))
+    whole: torch.Tensor = apply(torch.stack([torch.cat(one, 2) for one in zip(*cut, strict=True)]), mesh.cp_group)
+    return whole.transpose(0, 1).flatten(1, 2)
 
 
 def heads_for_tokens(x: torch.Tensor, mesh: ProcessMesh) -> torch.Tensor:

@@ -78,9 +78,10 @@ def _forward(net: Any, x: torch.Tensor, number: torch.Tensor | None, mesh: Proce
     sizes = [net.key_dim, net.key_dim, net.value_dim]
     taps, own = net.conv1d.weight.squeeze(1), _Heads(net.A_log, net.dt_bias)
     if mesh is not None:
-        *three, b, a = tokens_for_heads([*torch.split(qkv, sizes, 2), b, a], mesh)
-        qkv, sizes = torch.cat(three, 2), [size // mesh.cp for size in sizes]
-        taps = torch.cat([one.chunk(mesh.cp)[mesh.cp_rank] for one in torch.split(taps, [n * mesh.cp for n in sizes])])
+        heads = b.shape[2] // mesh.cp
+        mixed = tokens_for_heads([*torch.split(qkv, sizes, 2), b, a], mesh)
+        qkv, b, a = torch.split(mixed, [mixed.shape[2] - 2 * heads, heads, heads], 2)
+        taps = torch.cat([one.chunk(mesh.cp)[mesh.cp_rank] for one in torch.split(taps, sizes)])
         own = _Heads(*(x.chunk(mesh.cp)[mesh.cp_rank] for x in own))
     # Only these are kept for the backward pass.
     y: torch.Tensor = checkpoint(
