@@ -14,6 +14,7 @@ def stage(config: JobConfig, container: Container) -> None:
     from smtrain.worker.evaluation import report
     from smtrain.worker.evaluation.evaluate import evaluate, save, shown
     from smtrain.worker.evaluation.harness import EvaluationRequest
+    from smtrain.worker.evaluation.long import LongRequest
 
     # The harness imports a library of this file's name, so this folder must not be searched.
     here = Path(__file__).resolve().parent
@@ -21,12 +22,14 @@ def stage(config: JobConfig, container: Container) -> None:
     options = config.evaluate
     tasks = container.channel("tasks") if options.data else None
     request = EvaluationRequest(
-        options.tasks, tasks, options.num_fewshot, options.limit, options.chat_template, options.batch_size,
+        options.harness_tasks, tasks, options.num_fewshot, options.limit, options.chat_template, options.batch_size,
         options.run_generated_code,
     )  # fmt: skip
+    text = container.channel("text") if options.text else None
+    long = LongRequest(options.long_tasks, options.lengths, text, options.limit) if options.long_tasks else None
     before = container.channel("base") if container.has_channel("base") else None
     base = before if options.base else None
-    made = evaluate(container.channel("model"), base, request, lambda text: print(text, flush=True), before)
+    made = evaluate(container.channel("model"), base, request, lambda said: print(said, flush=True), before, long)
     save(made, container.model_dir)
     print(shown(made), flush=True)
     for line in report.lines(made):

@@ -10,17 +10,20 @@ import typer
 
 from smtrain.cli import options
 from smtrain.cli.dispatch import typed
+from smtrain.core.config.outputs import LONG_TASKS, Evaluate
 from smtrain.core.errors import ConfigError
 from smtrain.core.protocol.uris import not_here
 from smtrain.core.text import say
 
 if TYPE_CHECKING:
     from smtrain.tools.chat.resolve_model import FoundModel
+    from smtrain.worker.evaluation.long import LongRequest
 
 app = options.app()
 FLAGS = {
     "tasks": "--tasks", "evaluate.data": "--data", "chat_template": "--apply-chat-template",
     "evaluate.run_generated_code": "--run-generated-code",
+    "evaluate.text": "--text", "evaluate.lengths": "--lengths",
 }  # fmt: skip
 
 
@@ -48,6 +51,13 @@ def evaluate(
     apply_chat_template: Annotated[
         bool, typer.Option("--apply-chat-template", help="Put the questions in the tokenizer's chat template.")
     ] = False,
+    lengths: Annotated[
+        str | None,
+        typer.Option(metavar="N,N", help="Tokens of the texts of needle and loss_by_position; default: by the model."),
+    ] = None,
+    text: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Long documents for needle and loss_by_position.")
+    ] = None,
     batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="Requests at a time.")] = 8,
     run_generated_code: Annotated[
         bool,
@@ -81,24 +91,48 @@ def evaluate(
     def progress(text: str) -> None:
         say(text, error=True)
 
+    long = _long_request(names, lengths, text, limit)
+    names = tuple(name for name in names if name not in LONG_TASKS)
     request = EvaluationRequest(
         names, Path(data).resolve() if data else None, num_fewshot, limit, apply_chat_template, batch_size,
         run_generated_code,
     )  # fmt: skip
     refuse_code(request)
-    refuse_unheard(request)
+    if names:
+        refuse_unheard(request)
     models = [name for name in (model, base) if name is not None]
     here = {name: _found(name, target) for name in models if Path(name).is_dir() or not_here(name)}
     for name in models:
         if name not in here and "/" not in name:
             place_of(name, options.name_of(target))  # raises if there is no target to ask
-    refuse_unreachable(request)  # before anything is fetched
+    if names:
+        refuse_unreachable(request)  # before anything is fetched
     folder, *bases = ((here.get(name) or _found(name, target)).fetch(progress) for name in models)
     under = bases[0] if bases else None
-    made = evaluate.evaluate(folder, under, request, progress, under)
+    made = evaluate.evaluate(folder, under, request, progress, under, long)
     say(json.dumps(made, indent=1, ensure_ascii=False) if as_json else evaluate.shown(made), whole=as_json)
     if out is not None:
         say(evaluate.save(made, Path(out)), error=as_json)
+
+
+def _long_request(
+    names: tuple[str, ...], lengths: str | None, text: str | None, limit: int | None
+) -> LongRequest | None:
+    """The tasks for long texts. Raises `ConfigError` for what a config would refuse too."""
+    from smtrain.core.config.checks.data import long_faults
+    from smtrain.worker.evaluation.long import LongRequest
+
+    tokens = [part.strip() for part in (lengths or "").split(",") if part.strip()]
+    if not all(part.isdecimal() for part in tokens):
+        raise ConfigError(
+            f"--lengths {lengths!r}: numbers of tokens are needed, such as 2048,8192", code="config.wrong_value"
+        )
+    asked = Evaluate(tasks=names, lengths=tuple(map(int, tokens)), text=text)
+    if faults := [fault for _, fault in long_faults(asked, "local")]:
+        raise ConfigError(faults, code="config.combination")
+    if not asked.long_tasks:
+        return None
+    return LongRequest(asked.long_tasks, asked.lengths, options.materialised(text) if text else None, limit)
 
 
 def _found(name: str, target: options.TargetOption | None) -> FoundModel:

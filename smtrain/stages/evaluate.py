@@ -25,8 +25,9 @@ class EvaluateStage(JobStage):
 
     def keys(self, config: JobConfig) -> dict[str, Any]:
         keys = selected(config, "model.path", "evaluate")
-        if not config.evaluate.run_generated_code:
-            del keys["evaluate"]["run_generated_code"]  # jobs had their names before there was this key
+        for key in ("lengths", "text", "run_generated_code"):
+            if not keys["evaluate"][key]:
+                del keys["evaluate"][key]  # jobs had their names before there was this key
         return keys
 
     def inputs(self, chain: Inputs) -> dict[str, str]:
@@ -41,6 +42,8 @@ class EvaluateStage(JobStage):
             channels["base"] = base
         if config.evaluate.data:
             channels["tasks"] = f"{config.evaluate.data.rstrip('/')}/"
+        if config.evaluate.text:
+            channels["text"] = f"{config.evaluate.text.rstrip('/')}/"
         return channels
 
     def resources(self, config: JobConfig, shape: ModelShape, assumed: Mapping[str, float]) -> StageNeed:

@@ -149,7 +149,9 @@ def resolve(config: JobConfig, target: JobPlace) -> Resolved:
                 }
             ),
             "train": _placed_train(config, target, place),
-            "evaluate": config.evaluate.model_copy(update={"data": place(config.evaluate.data, "tasks")}),
+            "evaluate": config.evaluate.model_copy(
+                update={"data": place(config.evaluate.data, "tasks"), "text": place(config.evaluate.text, "text")}
+            ),
             "compute": config.compute.model_copy(update={"role": role, "region": region}),
             "output": config.output.model_copy(update={"s3_uri": base}),
         }

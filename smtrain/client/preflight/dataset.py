@@ -168,7 +168,7 @@ def tasks(context: Context) -> Iterator[Finding]:
     if "evaluate" not in context.stages or evaluate.data is None or not Path(evaluate.data).is_dir():
         return
     own = tasks_in(Path(evaluate.data))
-    for name in evaluate.tasks:
+    for name in (task for task in evaluate.tasks if task not in evaluate.long_tasks):
         if name in own or ("mmlu" in own and name.startswith("mmlu_")):
             yield Finding("tasks", "ok", f"{name} is in {evaluate.data}")
         else:

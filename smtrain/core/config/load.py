@@ -30,7 +30,14 @@ _DIGITS = 100
 _LARGEST = 10**_DIGITS
 _MOST_FAULTS = 50
 _LONGEST_NAME, _LONGEST_PATH = 255, 4095
-_LOCAL_PATHS = (("model", "path"), ("model", "weights"), ("data", "path"), ("data", "prepared"), ("evaluate", "data"))
+_LOCAL_PATHS = (
+    ("model", "path"),
+    ("model", "weights"),
+    ("data", "path"),
+    ("data", "prepared"),
+    ("evaluate", "data"),
+    ("evaluate", "text"),
+)
 
 
 @dataclass

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from smtrain.core.config.section import Section
+
+NEEDLE, POSITIONS = LONG_TASKS = ("needle", "loss_by_position")
+"""Tasks of stage evaluate that are smtrain's own, for long texts."""
 
 
 class Checkpoint(Section):
@@ -66,7 +70,14 @@ class Evaluate(Section):
     """Evaluation of the exported model and the base model (lm-evaluation-harness)."""
 
     tasks: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$")], ...] = Field((), max_length=20)
-    """Tasks or groups by name, such as mmlu; without any there is no stage evaluate."""
+    """Tasks or groups by name, such as mmlu; without any there is no stage evaluate. `needle` and `loss_by_position`
+    are smtrain's own, for long texts (docs/long-context.md)."""
+    lengths: tuple[int, ...] = Field((), max_length=20)
+    """needle and loss_by_position: lengths of the texts in tokens, rising; default: an eighth, a quarter, a half and
+    all of the trained model's positions."""
+    text: str | None = None
+    """Long documents, in every form that data.path takes but hf://: what loss_by_position reads, and what needle hides
+    its sentences in; default: sentences of smtrain's own, for needle."""
     data: str | None = None
     """A folder or s3:// URI of task YAMLs with their data, or of the files of MMLU, BoolQ, BBH, AGIEval, C-Eval or
     HumanEval, which needs no network; default: the data sets of the hub."""
@@ -83,6 +94,23 @@ class Evaluate(Section):
     run_generated_code: bool = False
     """Run the code that the model writes for tasks such as humaneval, each program in a confined process; such tasks
     are refused without it."""
+
+    @field_validator("lengths")
+    @classmethod
+    def _rising(cls, lengths: tuple[int, ...]) -> tuple[int, ...]:
+        if any(a >= b for a, b in pairwise((63, *lengths))):
+            raise ValueError("rising numbers of at least 64 are needed, such as [2048, 4096, 8192]")
+        return lengths
+
+    @property
+    def long_tasks(self) -> tuple[str, ...]:
+        """The names in `tasks` that are smtrain's own."""
+        return tuple(task for task in self.tasks if task in LONG_TASKS)
+
+    @property
+    def harness_tasks(self) -> tuple[str, ...]:
+        """The names in `tasks` that are of lm-evaluation-harness."""
+        return tuple(task for task in self.tasks if task not in LONG_TASKS)
 
 
 Occasion = Literal["finished", "failed", "stopped"]

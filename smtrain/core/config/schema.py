@@ -167,6 +167,7 @@ def inputs_of(config: JobConfig) -> list[tuple[str, str]]:
         ("train.dpo.reference", reference),
         ("data.prepared", config.data.prepared),
         ("evaluate.data", config.evaluate.data),
+        ("evaluate.text", config.evaluate.text),
         *((config.data.text_key, source.path) for source in config.data.all_sources),
         *((key, path) for key, _, path in other_inputs(config)),
     ]

@@ -14,6 +14,7 @@ HELD_OUT = "#d1663d"
 _MOST = 400  # points of a curve
 _BARS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#9467bd", "#8c564b", "#17becf", "#bcbd22", "#7f7f7f")
 _BARS_LEFT, _BARS_WIDTH, _BARS_RIGHT, _BAR_ROW = 90, 560, 110, 44  # pixels
+_HEAT_CELL, _HEAT_ROW = 72, 30  # pixels
 BARS_WIDE = _BARS_LEFT + _BARS_WIDTH + _BARS_RIGHT
 
 
@@ -41,10 +42,12 @@ def _share(value: float, ends: tuple[float, float], flat: float) -> float:
 
 
 def chart(
-    title: str, line: Points, dots: Points = (), *, dots_are: str = "", log: bool = False, marks: Marks = ()
-) -> str:
+    title: str, line: Points, dots: Points = (), *, dots_are: str = "", log: bool = False, marks: Marks = (),
+    along: str = "step",
+) -> str:  # fmt: skip
     """A figure with a line and dots over steps, for a page; empty if the line has fewer than two points.
 
+    `along` names what is drawn from left to right.
     `marks` are steps with a text each, drawn as vertical lines. `log` draws the logarithm if all values are above 0.
     Values that are not finite are left out.
     """
@@ -65,7 +68,7 @@ def chart(
     return render(
         "chart.html", title=title, dots_are=dots_are, width=width, height=height, area=area, ticks=ticks,
         line=[area.at(x, scaled(y)) for x, y in line],
-        dots=[(*area.at(x, scaled(y)), f"step {x:.0f}: {y:.4g}") for x, y in dots],
+        dots=[(*area.at(x, scaled(y)), f"{along} {x:.0f}: {y:.4g}") for x, y in dots], along=along,
         marks=[(area.at(x, low)[0], text) for x, text in marks if area.x[0] <= x <= area.x[1]],
     )  # fmt: skip
 
@@ -96,6 +99,18 @@ class Bar:
     whole: float
     label: str
     mark: float | None = None
+
+
+def heat_map(title: str, rows: Sequence[tuple[str, Sequence[float]]], columns: Sequence[str]) -> str:
+    """Cells of shares from 0 to 1 as an SVG: rows by name, each with a value for every column."""
+    cells = [
+        (name, [(x * _HEAT_CELL, f"{value:.2f}", f"{value:.3f}", value < 0.6) for x, value in enumerate(values)])
+        for name, values in rows
+    ]
+    return render(
+        "heat_map.svg", title=title, rows=cells, columns=[(x * _HEAT_CELL, name) for x, name in enumerate(columns)],
+        left=_BARS_LEFT, cell=_HEAT_CELL, height=_HEAT_ROW, width=_BARS_LEFT + _HEAT_CELL * len(columns) + 8,
+    )  # fmt: skip
 
 
 def bars(rows: Sequence[Bar], words: str) -> str:

@@ -24,7 +24,8 @@ from smtrain.tools.report.gather import JobAccount, RunAccount, gather
 from smtrain.tools.report.installed import commands
 from smtrain.tools.report.waste import Portion, portions
 from smtrain.version import __version__
-from smtrain.worker.evaluation.report import sentences
+from smtrain.worker.evaluation.long import pictures
+from smtrain.worker.evaluation.report import metric_of, sentences
 
 _GENERATOR = "smtrain report"
 _MARK = f'<meta name="generator" content="{_GENERATOR}">'
@@ -109,6 +110,7 @@ def page(run: RunAccount, failures: Sequence[str] = ()) -> str:
         validated=_validation(judged),
         evaluated=[_evaluation(row) for row in run.evaluation["results"]] if run.evaluation else [],
         sentences=sentences(run.evaluation) if run.evaluation else [],
+        long=_long(run.evaluation) if run.evaluation else [],
         cost=_cost(run),
         environment=_environment(run),
         config=config_text(run),
@@ -223,9 +225,19 @@ def _validation(judged: Sequence[dict[str, float]]) -> list[list[Cell]]:
 
 def _evaluation(row: dict[str, Any]) -> list[Cell | str]:
     return [
-        str(row["task"]), str(row["metric"]), number(f"{row['n']:,}"), number(_measure(row.get("before") or {})),
+        str(row["task"]), metric_of(row), number(f"{row['n']:,}"), number(_measure(row.get("before") or {})),
         number(_measure(row["after"])), str(row.get("verdict", "")),
     ]  # fmt: skip
+
+
+def _long(evaluation: dict[str, Any]) -> list[str]:
+    """Pictures of the evaluation of long texts: needles found, and the loss by position."""
+    drawn = list(pictures(evaluation).values())
+    before, after = (
+        [((first + last) / 2, loss) for first, last, loss in (made or {}).get("loss_by_position", ())]
+        for made in ((evaluation.get("long") or {}).get(which) for which in ("before", "after"))
+    )
+    return [*drawn, chart("loss by position", after, before, dots_are="before the training", along="position")]
 
 
 def _cost(run: RunAccount) -> dict[str, Any] | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from smtrain.worker.checkpoint.merge import refuse_other_base
 from smtrain.worker.evaluation import report
 from smtrain.worker.evaluation.harness import EvaluationRequest, Measured, Tasks, versions
 from smtrain.worker.evaluation.libraries import HarnessProgress
+from smtrain.worker.evaluation.long import LongRequest, grids, pictures
+from smtrain.worker.evaluation.long import measure as measure_long
 
 ADAPTER = "adapter_config.json"
 
@@ -24,10 +27,12 @@ def evaluate(
     request: EvaluationRequest,
     say: Callable[[str], None] = print,
     under: Path | None = None,
+    long: LongRequest | None = None,
 ) -> dict[str, Any]:
     """Evaluate, and return the report (`evaluation.json`): numbers with errors, differences, prompts, versions.
 
-    `model` and `base` are Hugging Face folders; `model` may be a PEFT adapter for the model `under`. Raises
+    `model` and `base` are Hugging Face folders; `model` may be a PEFT adapter for the model `under`. `request` names
+    tasks of lm-evaluation-harness, or none, `long` those that are our own. Raises
     `ConfigError` for an unknown task, `DataError` if a model or a task's data cannot be read, `CheckpointError` for an
     adapter of another model.
     """
@@ -44,25 +49,48 @@ def evaluate(
         refuse_renamed(folder)
     if adapter and under:
         refuse_other_base(model, under)
-    tasks = Tasks(request)
-    if tasks.not_read:
-        say(f"{request.data}: {tasks.not_read}")
-    try:
-        before = _measured(tasks, base, "the base model", say) if base else None
-        name = "the trained model" if base else str(model)
-        after = _measured(tasks, under if under and adapter else model, name, say, model if adapter else None)
-    finally:
-        tasks.close()
+    whole, of_adapter = under if under and adapter else model, model if adapter else None
+    pairs: list[tuple[Measured | None, Measured]] = []
+    if request.tasks:
+        tasks = Tasks(request)
+        if tasks.not_read:
+            say(f"{request.data}: {tasks.not_read}")
+        try:
+            judged = _measured(tasks, base, "the base model", say) if base else None
+            name = "the trained model" if base else str(model)
+            pairs.append((judged, _measured(tasks, whole, name, say, of_adapter)))
+        finally:
+            tasks.close()
+    of_long = None
+    if long is not None:
+        long_after = measure_long(whole, of_adapter, long, say)
+        asked = replace(long, lengths=tuple(long_after.lengths))  # the base is given the same texts
+        long_before = measure_long(base, None, asked, say) if base else None
+        pairs.append((long_before.measured if long_before else None, long_after.measured))
+        of_long = {"after": long_after.as_json(), "before": long_before.as_json() if long_before else None}
+    after, before = joined(after for _, after in pairs), joined(before for before, _ in pairs if before)
     made: dict[str, Any] = {
         "format": report.FORMAT,
-        "asked": request.as_json(),
+        "asked": request.as_json() | {"tasks": [*request.tasks, *(long.tasks if long else ())]},
         "models": {"after": str(model), "before": str(base) if base else None},
-        "results": report.rows(before, after),
+        "results": report.rows(before if base else None, after),
         "prompts": after.prompts,
-        "cut_requests": {"after": after.cut, "before": before.cut if before else None},
+        "cut_requests": {"after": after.cut, "before": before.cut if base else None},
         "versions": versions(),
+        **({"long": of_long} if of_long else {}),
     }
     return made
+
+
+def joined(parts: Iterable[Measured]) -> Measured:
+    """The scores of several sets of tasks as one."""
+    out = Measured({}, {})
+    for part in parts:
+        out = Measured(
+            out.scores | part.scores, out.questions | part.questions, out.prompts | part.prompts,
+            out.listed | part.listed, out.cut + part.cut,
+        )  # fmt: skip
+    return out
 
 
 def _refuse_unknown_ids(folder: Path) -> None:
@@ -90,6 +118,8 @@ def save(made: dict[str, Any], folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / report.NAME
     path.write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    for name, drawn in pictures(made).items():
+        (folder / f"{name}.svg").write_text(drawn, "utf-8")
     return path
 
 
@@ -103,4 +133,4 @@ def shown(made: dict[str, Any]) -> str:
                 f"the first question of {task}, as the model reads it:\n{bar}\n{prompt['prompt']}\n{bar}\n"
                 f"(scored: {prompt['first_continuation']!r}; right: {prompt['target']})"
             )
-    return "\n".join([*parts, report.table(made), *report.sentences(made)])
+    return "\n".join([*parts, report.table(made), *grids(made), *report.sentences(made)])

@@ -39,8 +39,9 @@ def _row(score: Score, other: Score | None, before: Measured | None, after: Meas
         row["verdict"] = "not tested: its value is no mean over the questions"
         return row
     paired = significance.compare(other.each, score.each)
+    won, lost = (paired.gained, paired.lost) if score.higher_is_better else (paired.lost, paired.gained)
     row["difference"] |= {
-        "stderr": paired.stderr, "test": paired.test, "p": paired.p, "gained": paired.gained, "lost": paired.lost,
+        "stderr": paired.stderr, "test": paired.test, "p": paired.p, "gained": won, "lost": lost,
     }  # fmt: skip
     good = (paired.value > 0) == score.higher_is_better
     row["verdict"] = "within the noise" if paired.noise else "better" if good else "worse"
@@ -69,8 +70,7 @@ def table(report: dict[str, Any]) -> str:
     head = ["task", "metric", "n", *(["before", "after", "difference", "won:lost", "p", ""] if both else ["value"])]
     lines = [head]
     for row in report["results"]:
-        name = row["metric"] + ("" if row["filter"] in ("none", "") else f" ({row['filter']})")
-        cells = [row["task"], name, f"{row['n']:,}"]
+        cells = [row["task"], metric_of(row), f"{row['n']:,}"]
         if not both:
             lines.append([*cells, _with_error(row["after"])])
             continue
@@ -80,6 +80,11 @@ def table(report: dict[str, Any]) -> str:
         cells += [f"{between['gained']}:{between['lost']}", _odds(between["p"])] if tested else ["", ""]
         lines.append([*cells, row.get("verdict", "").partition(":")[0]])
     return "\n".join(aligned(lines))
+
+
+def metric_of(row: Row) -> str:
+    """The metric of a row, with what it is restricted to."""
+    return str(row["metric"]) + ("" if row["filter"] in ("none", "") else f" ({row['filter']})")
 
 
 def sentences(report: dict[str, Any]) -> list[str]:

@@ -870,6 +870,25 @@ DATA = (
     ),
     case(
         "local",
+        {"evaluate.tasks": ["loss_by_position"]},
+        "evaluate.text: is missing",
+        ("name some", {"evaluate.text": "@/text"}),
+    ),
+    case("local", {"evaluate.lengths": [64, 128]}, "evaluate.lengths: only the tasks", "leave it out"),
+    case(
+        "local",
+        {"evaluate": {"tasks": ["needle"], "text": "gs://x/y"}},
+        "evaluate.text: gs://x/y is not a file",
+        ("give one with long documents", {"evaluate.text": "@/text"}),
+    ),
+    case(
+        "local",
+        {"evaluate": {"tasks": ["needle"], "text": "s3:/bucket/x"}},
+        "evaluate.text: ",
+        ("give that", {"evaluate.text": "s3://bucket/x"}),
+    ),
+    case(
+        "local",
         {"evaluate.data": "@/nowhere"},
         "evaluate.data: ",
         ("give one of task YAMLs", both(write("tasks/t.yaml", "task: t\n"), {"evaluate.data": "@/tasks"})),

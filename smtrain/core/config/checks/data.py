@@ -12,10 +12,12 @@ from smtrain.core.benchmarks import benchmarks_in, code_fault, forms_of, tasks_o
 from smtrain.core.config.checks.rule import ConfigRule as Rule
 from smtrain.core.config.checks.rule import Fault, all_set, broken
 from smtrain.core.config.data import ANSWER_COLUMNS, PAIR_COLUMNS
+from smtrain.core.config.outputs import LONG_TASKS, POSITIONS, Evaluate
 from smtrain.core.config.schema import TESTS_CHANNEL, JobConfig, other_inputs
 from smtrain.core.config.yaml_file import read_settings
 from smtrain.core.errors import ConfigError, Sentence
 from smtrain.core.extras import MODULES, missing, present
+from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.model.hf_folder import tokenizer_in
 from smtrain.core.near import near_path
 from smtrain.core.protocol.entrypoints import EXTRAS, data_needs
@@ -226,6 +228,7 @@ def task_faults(config: JobConfig) -> Iterator[Fault]:
     """Tasks of stage evaluate that run code, or are named by a path of this machine and cannot be read there."""
     if fault := code_fault(config.evaluate.tasks, config.evaluate.run_generated_code):
         yield {"evaluate.tasks", "evaluate.run_generated_code"}, f"evaluate.tasks: {fault}"
+    yield from long_faults(config.evaluate, config.target)
     data, store = config.evaluate.data, object_store(config.target)
     if data is None or data.startswith(readable_schemes(config.target)):
         return
@@ -252,6 +255,31 @@ def task_faults(config: JobConfig) -> Iterator[Fault]:
                     "correct the task's data_files"
                 )
                 yield {"evaluate.data"}, Sentence(fault, "data.not_found")
+
+
+def long_faults(options: Evaluate, target: TargetName) -> Iterator[Fault]:
+    """Keys of the tasks for long texts that are missing, or that no task reads."""
+    text = options.text
+    if POSITIONS in options.tasks and text is None:
+        yield (
+            {"evaluate.text", "evaluate.tasks"},
+            f"evaluate.text: is missing, and the task {POSITIONS} reads long documents; name some, such as those that "
+            "training holds out",
+        )
+    for key in ("lengths", "text") if not options.long_tasks else ():
+        if getattr(options, key):
+            yield (
+                {f"evaluate.{key}", "evaluate.tasks"},
+                f"evaluate.{key}: only the tasks {' and '.join(LONG_TASKS)} read it; leave it out",
+            )
+    store = object_store(target)
+    if text is None or text.startswith(("demo://", *readable_schemes(target))):
+        return
+    if hint := respelled(text, (store,)):
+        yield {"evaluate.text"}, f"evaluate.text: {hint}"
+    elif "://" in text or not Path(text).exists():
+        fault = f"evaluate.text: {text} is not a file, a folder or an {store} URI; give one with long documents"
+        yield {"evaluate.text"}, Sentence(fault, "data.not_found")
 
 
 def tasks_in(folder: Path) -> dict[str, dict[str, Any]]:
