@@ -8,6 +8,9 @@ takes as long if sharing it loses nothing. Four jobs: half of the text and all o
   over_single    MB of text per second of a job's time, several hosts over one, over all of the text, start-up included
   over_single_per_core   the same per second of processors, which other load on the machine changes less
   peak_mib_*     the largest anonymous memory of one host; `double` is that of all the text over that of half of it
+  peak_disk_shards   the most that a host had under /opt/ml, without its inputs, over the largest pair of the result
+  cpu_over_coordinator   with --coordinator, a checkout of 5923b272, which had a coordinator of its own in place of Ray:
+                 the processor seconds of several hosts over those there, on all of the text
 """
 
 from __future__ import annotations
@@ -17,10 +20,12 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,6 +44,9 @@ def main() -> None:
     parser.add_argument("--corpus", type=Path, help="a folder of .jsonl files with a column `text`")
     parser.add_argument("--megabytes", type=int, default=500, help="of text, if no corpus is given")
     parser.add_argument("--workers", type=int, help="of each host; default: every core")
+    parser.add_argument("--shard-size", type=float, default=8.0, help="data.shard_size, GB")
+    parser.add_argument("--whole", action="store_true", help="only the two jobs on all of the text")
+    parser.add_argument("--coordinator", type=Path, help="a checkout of commit 5923b272, to compare with")
     parser.add_argument("--folder", type=Path, help="where to write text and tokens")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="bench-machines-") as folder:
@@ -58,30 +66,58 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     files = sorted(given.glob("*.jsonl"))
     tokenizer_for(files, folder / "model")
     whole, half = folder / "whole", folder / "half"
-    sizes = {whole: copied(files, whole, 1.0), half: copied(files, half, 0.5)}
+    texts = [whole] if options.whole else [half, whole]
+    sizes = {text: copied(files, text, 1.0 if text == whole else 0.5) for text in texts}
     made: dict[tuple[Path, int], HostsSeen] = {}
-    for text in (half, whole):
+    for text in texts:
         for count in (1, options.machines):
-            made[text, count] = run(folder, text, count, options.workers)
+            made[text, count] = run(folder, text, count, options)
             print(f"{text.name} on {count}: {made[text, count]}", file=sys.stderr, flush=True)
     one, several = made[whole, 1], made[whole, options.machines]
-    halves = made[half, 1], made[half, options.machines]
-    return {
+    pairs = [(made[text, 1], made[text, options.machines]) for text in texts]
+    result = {
         "over_single": round(one.seconds / several.seconds, 3),
         "over_single_per_core": round(one.cpu / several.cpu, 3),
-        "identical": one.digest == several.digest and halves[0].digest == halves[1].digest,
+        "identical": all(single.digest == many.digest for single, many in pairs),
         "machines": options.machines,
         "text_mb": round(sizes[whole] / 1e6),
-        "half_mb": round(sizes[half] / 1e6),
         "mb_s_single": round(sizes[whole] / 1e6 / one.seconds, 1),
         "mb_s_several": round(sizes[whole] / 1e6 / several.seconds, 1),
         "mb_per_cpu_s_single": round(sizes[whole] / 1e6 / one.cpu, 1),
         "mb_per_cpu_s_several": round(sizes[whole] / 1e6 / several.cpu, 1),
         "peak_mib_single": round(one.peak),
         "peak_mib_several": round(several.peak),
-        "double_single": round(one.peak / halves[0].peak, 3),
-        "double_several": round(several.peak / halves[1].peak, 3),
+        "peak_disk_mb_several": round(several.disk / 1e6),
+        "shard_mb": round(several.shard / 1e6),
+        "peak_disk_shards": round(several.disk / several.shard, 2),
     }
+    if not options.whole:
+        result |= {
+            "half_mb": round(sizes[half] / 1e6),
+            "double_single": round(one.peak / pairs[0][0].peak, 3),
+            "double_several": round(several.peak / pairs[0][1].peak, 3),
+        }
+    if options.coordinator:
+        before = with_coordinator(given, options)
+        result |= {
+            "cpu_over_coordinator": round(before["mb_per_cpu_s_several"] / result["mb_per_cpu_s_several"], 3),
+            "coordinator": {key: before[key] for key in ("over_single", "mb_s_several", "mb_per_cpu_s_several")},
+        }
+    return result
+
+
+def with_coordinator(text: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """The figures of this benchmark in another checkout, on the same text."""
+    command = [
+        sys.executable, "scripts/benchmarks/machines.py", "--json", "--corpus", str(text.absolute()), "--machines",
+        str(options.machines),
+    ]  # fmt: skip
+    command += ["--workers", str(options.workers)] if options.workers else []
+    command += ["--folder", str(options.folder.absolute())] if options.folder else []
+    environment = {**os.environ, "PYTHONPATH": str(options.coordinator.absolute())}
+    done = subprocess.run(command, cwd=options.coordinator, env=environment, stdout=subprocess.PIPE, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
 
 
 def gathered(folder: Path, megabytes: int) -> Path:
@@ -137,9 +173,14 @@ def copied(files: list[Path], folder: Path, share: float) -> int:
 
 @dataclass
 class HostsSeen:
-    """Usage of a job: `peak` MiB of its largest host, its seconds and its processor seconds."""
+    """Usage of a job: `peak` MiB of its largest host, its seconds and its processor seconds.
+
+    `disk` are bytes of the host that had most, and `shard` those of the largest pair that the job wrote.
+    """
 
     peak: float = 0.0
+    disk: int = 0
+    shard: int = 0
     seconds: float = 0.0
     cpu: float = 0.0
     digest: str = ""
@@ -150,7 +191,8 @@ class HostsSeen:
         from tests.processes import processes_of, read
 
         hosts: dict[str, float] = {}
-        for pid in processes_of(job, b"prepare.py"):
+        folders: dict[str, str] = {}
+        for pid in processes_of(job):
             fields = read(pid, "stat").rpartition(b")")[2].split()
             if len(fields) > 12:
                 self.ticks[pid] = int(fields[11]) + int(fields[12])
@@ -160,11 +202,28 @@ class HostsSeen:
                 continue
             rows = [row.split() for row in read(pid, "status").splitlines() if row.startswith(b"RssAnon")]
             hosts[host] = hosts.get(host, 0.0) + sum(int(row[1]) for row in rows) / 1024
+            roots = [
+                word[16:].decode() for word in read(pid, "environ").split(b"\0") if word[:16] == b"SMTRAIN_ML_ROOT="
+            ]
+            folders.setdefault(host, f"/proc/{pid}/root{roots[0] if roots else '/opt/ml'}")
         self.peak = max([self.peak, *hosts.values()])
+        self.disk = max([self.disk, *map(used, folders.values())])
         self.cpu = sum(self.ticks.values()) / _TICKS
 
 
-def run(folder: Path, text: Path, count: int, workers: int | None) -> HostsSeen:
+def used(root: str) -> int:
+    """Bytes on the disk under /opt/ml of a host, without its inputs and its code."""
+    total = 0
+    for folder, folders, files in os.walk(root):
+        if folder == root:
+            folders[:] = [name for name in folders if name not in ("input", "code")]
+        for name in files:
+            with suppress(OSError):
+                total += os.lstat(f"{folder}/{name}").st_blocks * 512
+    return total
+
+
+def run(folder: Path, text: Path, count: int, options: argparse.Namespace) -> HostsSeen:
     """A prepare job of the local control plane."""
     import smtrain
 
@@ -172,7 +231,9 @@ def run(folder: Path, text: Path, count: int, workers: int | None) -> HostsSeen:
     config: dict[str, Any] = {
         "name": f"bench-{text.name}-{count}", "target": "local",
         "model": {"path": str(folder / "model"), "init": "scratch"},
-        "data": {"path": str(text), "workers": workers, "machines": count},
+        "data": {
+            "path": str(text), "workers": options.workers, "machines": count, "shard_size": options.shard_size,
+        },
         "train": {"seq_len": SEQ_LEN},
         "compute": {"instance_type": "ml.trn1.2xlarge", "processes_per_instance": 1},
     }  # fmt: skip
@@ -204,6 +265,7 @@ def run(folder: Path, text: Path, count: int, workers: int | None) -> HostsSeen:
     for path in sorted(out.glob("tokens*")):
         digest.update(file_sha256(path).encode())
     seen.digest = digest.hexdigest()
+    seen.shard = max(path.stat().st_size for path in out.glob("tokens*.bin"))
     shutil.rmtree(out)
     return seen
 
