@@ -40,7 +40,9 @@ OPTIONS = PrepareOptions(
     seq_len=32, workers=1, holdout=HoldOut(fraction=0.1), shard_bytes=9 << 20, max_bad=99,
     cleaning=Cleaning(deduplicate=True),
 )  # fmt: skip
-KILLED = dataclasses.replace(OPTIONS, cleaning=Cleaning(deduplicate=True, near=NearDuplicates(words=5)))
+KILLED = dataclasses.replace(
+    OPTIONS, cleaning=Cleaning(deduplicate=True, near=NearDuplicates(words=5)), max_bad=99_999
+)  # fmt: skip
 NEAR = Cleaning(deduplicate=True, near=NearDuplicates(similarity=0.7, words=3, permutations=32))
 
 
@@ -219,7 +221,7 @@ class Killed:
 @pytest.mark.full  # the gate has a worker that is killed above, and a driver in test_spread.py
 def test_killed_again_and_again_it_ends_in_the_same_bytes(tmp_path: Path, tokenizer_folder: Path) -> None:
     draw = random.Random(5)
-    text = write(tmp_path / "text", 20 * KILLS + 60)
+    text = write(tmp_path / "text", 12 * KILLS + 100)
     stop = threading.Event()
     kinds = [("ray::outcome",), ("gcs_server",), (), ("raylet/raylet",)] * KILLS
     with ExitStack() as stack:

@@ -8,6 +8,7 @@ import gzip
 import itertools
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from smtrain.worker.data.manifest import DatasetManifest
 from smtrain.worker.data.prepare.part_uploads import StoppedError
 from smtrain.worker.data.prepare.prepare import prepare
 from smtrain.worker.data.prepare.prepare_options import PrepareOptions
+from smtrain.worker.data.prepare.progress import DataProgress
 from smtrain.worker.data.prepare.sft import prepare_sft
 from smtrain.worker.data.prepare.spread import driver, share_files
 from smtrain.worker.data.prepare.spread.driver import CrashedError, Spread
@@ -245,6 +247,32 @@ def test_a_damaged_share_is_named_and_done_again(tmp_path: Path, tokenizer_folde
     prepare(tmp_path / "a.jsonl", tmp_path / "out", tokenizer_folder, options, say=ignore, spread=spread)
     prepare(tmp_path / "a.jsonl", tmp_path / "wanted", tokenizer_folder, options, say=ignore)
     assert digest(tmp_path / "out") == digest(tmp_path / "wanted")
+
+
+def test_a_resumed_driver_counts_shares_after_a_gap_as_done(tmp_path: Path, tokenizer_folder: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("".join(f'{{"text": "the words of {i}"}}\n' for i in range(50)))
+    options = PrepareOptions(seq_len=8)
+    seen: list[DataProgress] = []
+
+    def run(fault: Callable[[str, Any], None]) -> None:
+        spread = Spread(InThisProcess(random.Random(3), fault), str(tmp_path / "work"), share_bytes=256)
+        prepare(
+            tmp_path / "a.jsonl", tmp_path / "out", tokenizer_folder, options, say=ignore, progress=seen.append,
+            spread=spread,
+        )  # fmt: skip
+
+    def killed(name: str, label: Any) -> None:
+        if name == "write_output":
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        run(killed)
+    for number in range(4):
+        next((tmp_path / "work").rglob(f"share-000000{number}.json")).unlink()
+    seen.clear()
+    run(lambda name, label: None)
+    assert all(one.done_bytes >= one.before_bytes for one in seen)
+    assert 0 < seen[-1].before_bytes < seen[-1].done_bytes == seen[-1].total_bytes
 
 
 def test_a_stop_keeps_what_is_done(tmp_path: Path, tokenizer_folder: Path) -> None:

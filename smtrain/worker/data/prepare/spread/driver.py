@@ -148,9 +148,9 @@ class Driver:
                 documents.append(record["documents"] if record else 0)
                 if record:
                     self.tally.add_share(record)
-                    self._done_bytes += record["bytes"]
 
         def ready(share: Share, record: dict[str, Any] | None) -> None:
+            self._done_bytes += share.bytes if record else 0
             waiting[share.number] = record
             fold()
 
