@@ -28,7 +28,14 @@ from typing import Any, NoReturn, TypeVar
 
 from smtrain.core.errors import SmtrainError
 from smtrain.core.machine import cores_here
-from smtrain.worker.data.prepare.spread.on_ray import LostClusterError, RayExecutor, answers, ray_package, require_ray
+from smtrain.worker.data.prepare.spread.on_ray import (
+    TASK_ENVIRONMENT,
+    LostClusterError,
+    RayExecutor,
+    answers,
+    ray_package,
+    require_ray,
+)
 from smtrain.worker.data.prepare.spread.places import SharedPlace
 
 T = TypeVar("T")
@@ -58,10 +65,11 @@ class RayNode:
             [
                 sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--block",
                 "--disable-usage-stats", f"--num-cpus={cores}", f"--object-store-memory={_STORE_BYTES}",
-                f"--temp-dir={self._folder}", *arguments,
+                f"--temp-dir={self._folder}", "--include-log-monitor=false", *arguments,
             ],
-            env={**os.environ, **cluster_environment(token)}, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL, start_new_session=True, preexec_fn=_ends_with_parent,
+            env={**os.environ, **cluster_environment(token), **TASK_ENVIRONMENT}, stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+            preexec_fn=_ends_with_parent,
         )  # fmt: skip
 
     @property

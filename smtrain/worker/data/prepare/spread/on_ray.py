@@ -24,6 +24,7 @@ _LOST = 20  # tries of a task whose machine was lost
 _AHEAD = 2
 _LOOK_S = 1.0
 _ANSWERS_WITHIN = 45.0  # Ray ends a driver whose cluster has not answered for 60 s, without a word of ours
+TASK_ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}  # a task has one core
 _PACKAGE = Path(__file__).resolve().parents[4]
 
 
@@ -65,9 +66,8 @@ class RayExecutor:
 
     def __enter__(self) -> RayExecutor:
         ray = ray_package()
-        environment: dict[str, Any] = {"env_vars": {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}}
-        if self._ships_code:
-            environment["py_modules"] = [str(_PACKAGE)]
+        # processes of a cluster of our own have it already, and need not be started for it
+        environment = {"env_vars": TASK_ENVIRONMENT, "py_modules": [str(_PACKAGE)]} if self._ships_code else None
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         try:
             ray.init(
