@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 app = options.app()
 FLAGS = {
     "tasks": "--tasks", "evaluate.data": "--data", "chat_template": "--apply-chat-template",
+    "num_fewshot": "--num-fewshot",
     "evaluate.run_generated_code": "--run-generated-code",
     "evaluate.text": "--text", "evaluate.lengths": "--lengths",
 }  # fmt: skip
@@ -71,7 +72,7 @@ def evaluate(
     """Evaluate a model by lm-evaluation-harness; with --base, before and after, with standard errors and a test."""
     from smtrain.client.backends.choose import place_of
     from smtrain.worker.evaluation import evaluate
-    from smtrain.worker.evaluation.harness import EvaluationRequest, refuse_code, refuse_unheard, refuse_unreachable
+    from smtrain.worker.evaluation.harness import EvaluationRequest, refuse_tasks, refuse_unheard, refuse_unreachable
 
     typed(FLAGS)
     names = tuple(name.strip() for name in tasks.split(",") if name.strip())
@@ -97,7 +98,7 @@ def evaluate(
         names, Path(data).resolve() if data else None, num_fewshot, limit, apply_chat_template, batch_size,
         run_generated_code,
     )  # fmt: skip
-    refuse_code(request)
+    refuse_tasks(request)
     if names:
         refuse_unheard(request)
     models = [name for name in (model, base) if name is not None]

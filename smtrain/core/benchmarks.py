@@ -101,6 +101,14 @@ def code_fault(tasks: Iterable[str], allowed: bool) -> str | None:
     )
 
 
+def shots_fault(tasks: Iterable[str], shots: int | None) -> str | None:
+    """A sentence if the harness has no worked examples for one of these tasks; it fails in the middle otherwise."""
+    named = [task for task in tasks if benchmark_of(task) == "agieval"] if shots else []
+    if not named:
+        return None
+    return f"the harness has no worked examples for {', '.join(named)}; leave it out, or evaluate such tasks separately"
+
+
 def benchmarks_in(folder: Path) -> dict[str, Parts]:
     """The files of each benchmark in a folder; one without a file of the split with its questions is left out."""
     placed: dict[str, Parts] = {}

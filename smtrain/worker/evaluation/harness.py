@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from smtrain.core.benchmarks import benchmark_of, benchmarks_in, code_fault, forms_of, runs_code, tasks_of
+from smtrain.core.benchmarks import benchmark_of, benchmarks_in, code_fault, forms_of, runs_code, shots_fault, tasks_of
 from smtrain.core.doing import doing
 from smtrain.core.errors import ConfigError, DataError, SmtrainError, first_line
 from smtrain.core.extras import collector_paused, missing, present
@@ -125,10 +125,12 @@ def refuse_unreachable(request: EvaluationRequest) -> None:
         reachable(request)
 
 
-def refuse_code(request: EvaluationRequest) -> None:
-    """Raise `ConfigError` for a task that runs the model's code, unless the request allows it."""
+def refuse_tasks(request: EvaluationRequest) -> None:
+    """Raise `ConfigError` for a task that cannot be put as the request says: with examples, or by running code."""
     if fault := code_fault(request.tasks, request.run_generated_code):
         raise ConfigError(f"tasks: {fault}", code="config.combination")
+    if fault := shots_fault(request.tasks, request.num_fewshot):
+        raise ConfigError(f"num_fewshot: {fault}", code="config.combination")
 
 
 def _held_in(folder: Path) -> set[str]:
@@ -175,7 +177,7 @@ class Tasks:
         from smtrain.worker.data.read.unread import UnreadText, unread_sentence
 
         request, folders = self.request, []
-        refuse_code(request)
+        refuse_tasks(request)
         local = False
         if request.data is not None:
             if not request.data.is_dir():

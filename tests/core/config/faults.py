@@ -903,6 +903,13 @@ DATA = (
     ),
     case(
         "local",
+        {"evaluate": {"tasks": ["boolq", "agieval_lsat_ar"], "num_fewshot": 5}},
+        "evaluate.num_fewshot: the harness has no worked examples for agieval_lsat_ar",
+        ("leave it out", {"evaluate.num_fewshot": None}),
+        ("or evaluate such tasks separately", {"evaluate.tasks": ["boolq"]}),
+    ),
+    case(
+        "local",
         {"evaluate.data": "@/text"},
         "holds no task's .yaml",
         ("give the folder that does", both(write("tasks/t.yaml", "task: t\n"), {"evaluate.data": "@/tasks"})),

@@ -28,7 +28,7 @@ network cards takes one."""
 
 @dataclass(frozen=True)
 class NetworkRequest:
-    """The place and the addresses of a network."""
+    """A network's region, zone and addresses."""
 
     region: str
     zone: str | None = None

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from smtrain.core.benchmarks import benchmarks_in, code_fault, forms_of, tasks_of
+from smtrain.core.benchmarks import benchmarks_in, code_fault, forms_of, shots_fault, tasks_of
 from smtrain.core.config.checks.rule import ConfigRule as Rule
 from smtrain.core.config.checks.rule import Fault, all_set, broken
 from smtrain.core.config.data import ANSWER_COLUMNS, PAIR_COLUMNS
@@ -228,6 +228,8 @@ def task_faults(config: JobConfig) -> Iterator[Fault]:
     """Tasks of stage evaluate that run code, or are named by a path of this machine and cannot be read there."""
     if fault := code_fault(config.evaluate.tasks, config.evaluate.run_generated_code):
         yield {"evaluate.tasks", "evaluate.run_generated_code"}, f"evaluate.tasks: {fault}"
+    if fault := shots_fault(config.evaluate.tasks, config.evaluate.num_fewshot):
+        yield {"evaluate.tasks", "evaluate.num_fewshot"}, f"evaluate.num_fewshot: {fault}"
     yield from long_faults(config.evaluate, config.target)
     data, store = config.evaluate.data, object_store(config.target)
     if data is None or data.startswith(readable_schemes(config.target)):
