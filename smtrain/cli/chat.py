@@ -14,12 +14,17 @@ from smtrain.core.text import say
 app = options.app()
 FLAGS = {
     key: f"--{key}".replace("_", "-")
-    for key in ("max_new_tokens", "temperature", "top_k", "top_p", "stop", "seed", "turns", "beams", "length_penalty")
-}
+    for key in (
+        "max_new_tokens", "temperature", "top_k", "top_p", "stop", "seed", "turns", "beams", "length_penalty",
+        "processes", "config",
+    )
+}  # fmt: skip
 Model = Annotated[
     str,
     typer.Argument(
-        metavar="MODEL", show_default=False, help="Hugging Face folder or adapter, run, job, or s3:// prefix."
+        metavar="MODEL",
+        show_default=False,
+        help="Hugging Face folder or adapter, run, job, s3:// prefix, or folder of checkpoints.",
     ),
 ]
 Adapter = Annotated[
@@ -30,6 +35,16 @@ Template = Annotated[
 ]
 System = Annotated[str | None, typer.Option(metavar="TEXT", help="System prompt.")]
 Stop = Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End an answer at this text; repeatable.")]
+Processes = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", help="Divide the model over N processes; default: 1, of a checkpoint as many GPUs as hold it."
+    ),
+]
+Config = Annotated[
+    str | None,
+    typer.Option(metavar="MODEL", help="Model with config.json and tokenizer, if a checkpoint has none."),
+]
 Where = Annotated[
     options.TargetOption | None,
     typer.Option("--target", help="Target of MODEL; default: here if it is known here, else AWS."),
@@ -41,7 +56,9 @@ def chat(
     model: Annotated[
         str | None,
         typer.Argument(
-            metavar="MODEL", show_default=False, help="Hugging Face folder or adapter, run, job, or s3:// prefix."
+            metavar="MODEL",
+            show_default=False,
+            help="Hugging Face folder or adapter, run, job, s3:// prefix, or folder of checkpoints.",
         ),
     ] = None,
     endpoint: Annotated[
@@ -69,6 +86,8 @@ def chat(
     stop: Stop = None,
     seed: Annotated[int, typer.Option(help="The same seed draws the same answers.")] = 0,
     target: Where = None,
+    processes: Processes = None,
+    config: Config = None,
 ) -> None:
     """Talk to a model, which is loaded here, or to an endpoint. /help lists the commands."""
     from smtrain.tools.chat.chat import chat as begin
@@ -86,6 +105,9 @@ def chat(
     talk = begin(
         model, compare=compare, adapter=adapter, system=system, template=template, turns=turns, endpoint=endpoint,
         target=options.name_of(target), say=lambda text: say(text, error=True), max_new_tokens=max_new_tokens,
-        temperature=temperature, stop=tuple(stop or ()), seed=seed, **narrowed,
+        temperature=temperature, stop=tuple(stop or ()), seed=seed, processes=processes, config=config, **narrowed,
     )  # fmt: skip
-    Terminal(talk).run()
+    try:
+        Terminal(talk).run()
+    finally:
+        talk.close()

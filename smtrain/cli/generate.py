@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from smtrain.cli import options
-from smtrain.cli.chat import FLAGS, Adapter, Model, Stop, System, Template, Where
+from smtrain.cli.chat import FLAGS, Adapter, Config, Model, Processes, Stop, System, Template, Where
 from smtrain.cli.dispatch import typed
 from smtrain.core.text import say
 
@@ -44,6 +44,8 @@ def generate(
     stop: Stop = None,
     seed: Annotated[int, typer.Option(help="The same seed draws the same texts.")] = 0,
     target: Where = None,
+    processes: Processes = None,
+    config: Config = None,
 ) -> None:
     """Let a model continue prompts, or answer them in its chat template; greedy unless a temperature is given."""
     import json as encoder
@@ -71,7 +73,7 @@ def generate(
         before = -1
         for number, piece in one_by_one(
             model, queue, PromptFormat(chat, system, template), adapter=adapter, sampling=sampling,
-            target=options.name_of(target), say=tell,
+            target=options.name_of(target), processes=processes, config=config, say=tell,
         ):  # fmt: skip
             if number != before:
                 say(("" if before < 0 else "\n") + f"> {queue[number].shown(chat)}", end="")
@@ -82,7 +84,8 @@ def generate(
         return
     records = generated(
         model, prompt or (), files=files or (), out=out, overwrite=overwrite, batch=batch, chat=chat, system=system,
-        adapter=adapter, template=template, sampling=sampling, target=options.name_of(target), say=tell,
+        adapter=adapter, template=template, sampling=sampling, target=options.name_of(target), processes=processes,
+        config=config, say=tell,
     )  # fmt: skip
     if out is not None:
         say(out)

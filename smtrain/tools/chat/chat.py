@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.public import public
 from smtrain.core.text import Say
 from smtrain.tools.chat.conversation import Chat, Conversation, EndpointChat, Speaker
-from smtrain.tools.chat.resolve_model import FoundModel, find
+from smtrain.tools.chat.resolve_model import FoundModel, find, find_trained
 from smtrain.worker.generation.memory_fit import refuse_too_large
 from smtrain.worker.generation.sampling import Sampling
 
@@ -28,14 +29,16 @@ DRAWN = Sampling(max_new_tokens=256, temperature=0.7, top_k=50, top_p=0.95)
 def chat(
     model: Any = None, *, compare: Any = None, adapter: Any = None, system: str | None = None,
     template: str | Path | None = None, turns: int | None = None, sampling: Sampling | None = None,
-    endpoint: str | None = None, target: TargetName | None = None, say: Say = lambda _: None, **settings: Any,
+    endpoint: str | None = None, target: TargetName | None = None, processes: int | None = None, config: Any = None,
+    say: Say = lambda _: None, **settings: Any,
 ) -> Chat:  # fmt: skip
     """A conversation with a model, loaded here. The memory is counted before anything is loaded.
 
     With `endpoint` the model is that of a SageMaker endpoint, and nothing is loaded.
 
     Args:
-        model: A Hugging Face folder or an adapter as PEFT writes it, a run or job or the name of one, an s3:// prefix.
+        model: A Hugging Face folder or an adapter as PEFT writes it, a run or job or the name of one, an s3:// prefix,
+            or a folder of training checkpoints.
         compare: A second model, which answers the same questions first.
         adapter: An adapter's folder, run or s3:// prefix, put on `model` without merging.
         system: The system prompt.
@@ -45,6 +48,9 @@ def chat(
             with `temperature=0` the likeliest token each time.
         endpoint: A SageMaker endpoint, such as `smtrain.deploy` makes, in place of `model`.
         target: `local` or `aws`, for a run, job or s3:// prefix. Default: here if it is known here, else AWS.
+        processes: Divide the model over so many processes, each of which loads only its part. Default: one; of a
+            checkpoint on accelerators, as many as hold it.
+        config: The model whose config.json and tokenizer belong to a training checkpoint that has none.
         say: Called with each line about progress.
         **settings: Fields of `Sampling` in place of single ones: max_new_tokens, temperature, top_k, top_p, beams,
             stop, seed.
@@ -70,16 +76,16 @@ def chat(
     if turns is not None and turns < 0:
         raise ConfigError(f"turns: got {turns}; at least 0 is needed", code="config.wrong_value")
     if endpoint is not None:
-        _refuse_with_endpoint(endpoint, {"model": model, "compare": compare, "adapter": adapter, "template": template})
+        fixed = {"model": model, "compare": compare, "adapter": adapter, "template": template}
+        _refuse_with_endpoint(endpoint, {**fixed, "processes": processes, "config": config})
         return EndpointChat(endpoint, drawn, system, turns, target)
     if model is None:
         raise ConfigError(
             "model: is missing; name a folder, run, job or s3:// prefix, or an endpoint", code="config.missing_key"
         )
-    source, other, on_top = models = chosen(model, compare, adapter, target)
-    refuse_too_large([one.need for one in (source, on_top, other) if one is not None])
+    models = chosen(model, compare, adapter, target, config)
     file = None if template is None else Path(template)
-    base, trained = _loaded(models, file, say)
+    base, trained = _loaded(models, file, processes, say)
     speakers = [Speaker("base", base, base is trained, Conversation(system, turns))] if compare is not None else []
     name = "trained" if compare is not None else ""
     return Chat([*speakers, Speaker(name, trained, False, Conversation(system, turns))], drawn)
@@ -107,9 +113,9 @@ def known_settings(sampling: Sampling, settings: dict[str, Any]) -> Sampling:
     return replace(sampling, **{**settings, **({"stop": tuple(settings["stop"])} if "stop" in settings else {})})
 
 
-def chosen(model: Any, compare: Any, adapter: Any, target: TargetName | None) -> Models:
+def chosen(model: Any, compare: Any, adapter: Any, target: TargetName | None, config: Any = None) -> Models:
     """The model, the model to compare with if it is another one, and the adapter on the first."""
-    source, on_top = find(model, target), None if adapter is None else find(adapter, target)
+    source, on_top = find_trained(model, target, config), None if adapter is None else find(adapter, target)
     other = None if compare is None else find(compare, target)
     if source.is_adapter:
         if on_top is not None:
@@ -134,17 +140,52 @@ def chosen(model: Any, compare: Any, adapter: Any, target: TargetName | None) ->
     return source, other, on_top
 
 
-def _loaded(models: Models, template: Path | None, say: Say) -> tuple[Any, Any]:
-    """The model to compare with, which may be the same one, and the model with its adapter."""
+def loaded(models: Models, processes: int | None, say: Say) -> tuple[Any, Any]:
+    """The model to compare with, which may be the same one, and the model with its adapter.
+
+    The memory is counted before anything is loaded. Raises `CheckpointError` if it is too small, and for an adapter on
+    a model that is divided.
+    """
     source, other, on_top = models
+    if processes is not None and processes < 1:
+        raise ConfigError(f"processes: got {processes}; at least 1 is needed", code="config.wrong_value")
+    divided = source.checkpoint or processes is not None
+    if on_top is not None and divided:
+        how = "a checkpoint" if source.checkpoint else f"a model over {processes} processes"
+        raise CheckpointError(
+            f"{on_top.name} is an adapter, and {how} takes none; merge it first with `smtrain convert --merge-adapter`"
+        )
+    refuse_too_large([one.need for one in (source, on_top, other) if one is not None], processes=processes or 1)
     with doing("importing torch and transformers"), collector_paused():
-        from smtrain.worker.generation.conversation import set_template
         from smtrain.worker.generation.generating import quiet
         from smtrain.worker.generation.load import load
 
     with doing(f"loading {source.name}"), quiet():
-        trained = load(source.fetch(say), adapter=None if on_top is None else on_top.fetch(say))
-        base = trained if other is None else load(other.fetch(say))
-    for one in (base, trained):
+        base = None if other is None else load(other.fetch(say))
+        if divided:
+            trained = _divided(source, processes, say)
+        else:
+            trained = load(source.fetch(say), adapter=None if on_top is None else on_top.fetch(say))
+    return trained if base is None else base, trained
+
+
+def _divided(source: FoundModel, processes: int | None, say: Say) -> Any:
+    """The model over processes of this machine."""
+    from smtrain.worker.generation.ranks import load_divided, usual_processes
+
+    folder = source.fetch(say)
+    count = processes or usual_processes(source.described, source.need.total)
+    about = source.base.fetch(say) if source.base else folder
+    began = time.monotonic()
+    made, mesh = load_divided(folder, source.described, about, count)
+    say(f"{source.name}: {mesh}, loaded in {time.monotonic() - began:.1f} s")
+    return made
+
+
+def _loaded(models: Models, template: Path | None, processes: int | None, say: Say) -> tuple[Any, Any]:
+    both = loaded(models, processes, say)
+    from smtrain.worker.generation.conversation import set_template
+
+    for one in both:
         set_template(one, template)
-    return base, trained
+    return both

@@ -141,6 +141,18 @@ class Chat:
         for speaker in self._speakers:
             speaker.conversation.messages.clear()
 
+    def close(self) -> None:
+        """End the processes of a divided model; it answers no more. Others need no end."""
+        for speaker in self._speakers:
+            if speaker.loaded is not None:
+                speaker.loaded.close()
+
+    def __enter__(self) -> Chat:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def to_dict(self) -> dict[str, Any]:
         """The conversation as plain values: `messages` as instruction data has them, by name if two models answer."""
         first = [{"role": "system", "content": self.system}] if self.system else []

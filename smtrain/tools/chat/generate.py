@@ -5,19 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smtrain.core.doing import doing
 from smtrain.core.errors import ConfigError, DataError, first_line
-from smtrain.core.extras import collector_paused
 from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.near import near_path
 from smtrain.core.public import public
 from smtrain.core.text import Say
-from smtrain.tools.chat.chat import chosen, known_settings
-from smtrain.worker.generation.memory_fit import refuse_too_large
+from smtrain.tools.chat.chat import chosen, known_settings, loaded
 from smtrain.worker.generation.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -108,14 +107,16 @@ def generate(
     model: Any, prompts: str | Path | Sequence[str] = (), *, files: Sequence[str | Path] = (),
     out: str | Path | None = None, overwrite: bool = False, batch: int = 1, chat: bool = False,
     system: str | None = None, adapter: Any = None, template: str | Path | None = None,
-    sampling: Sampling | None = None, target: TargetName | None = None, say: Say = lambda _: None, **settings: Any,
+    sampling: Sampling | None = None, target: TargetName | None = None, processes: int | None = None,
+    config: Any = None, say: Say = lambda _: None, **settings: Any,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Let a model continue or answer prompts: one record each, with `completion` added to the fields of its file.
 
     Greedy unless a temperature is set. With `batch` 1 a text depends on its prompt and the seed alone.
 
     Args:
-        model: A Hugging Face folder or an adapter as PEFT writes it, a run or job or the name of one, an s3:// prefix.
+        model: A Hugging Face folder or an adapter as PEFT writes it, a run or job or the name of one, an s3:// prefix,
+            or a folder of training checkpoints.
         prompts: A prompt, or several.
         files: Files of prompts: .txt, a line each, or .jsonl, with the field prompt, messages, instruction, question
             or text.
@@ -128,6 +129,9 @@ def generate(
         template: File of a chat template, in place of the model's own.
         sampling: How texts are drawn. Default: greedy, 64 tokens.
         target: `local` or `aws`, for a run, job or s3:// prefix. Default: here if it is known here, else AWS.
+        processes: Divide the model over so many processes, each of which loads only its part. Default: one; of a
+            checkpoint on accelerators, as many as hold it.
+        config: The model whose config.json and tokenizer belong to a training checkpoint that has none.
         say: Called with each line about progress.
         **settings: Fields of `Sampling` in place of single ones: max_new_tokens, temperature, top_k, top_p, beams,
             length_penalty, stop, seed.
@@ -153,41 +157,51 @@ def generate(
         raise ConfigError(f"batch: got {batch}; at least 1 is needed", code="config.wrong_value")
     file = None if out is None else Path(out)
     key = [str(model), str(adapter), chat, system, str(template), asdict(sampling), [asdict(one) for one in queue]]
+    key += [] if config is None else [str(config)]
     part, done = (None, []) if file is None else _begun(file, overwrite, batch, key)
     records = list(done)
     if len(done) < len(queue):
-        loaded = _load(model, adapter, target, say)
-        from smtrain.worker.generation.generating import complete  # torch, only after everything else was checked
-
-        ids = _spelled(loaded, queue, PromptFormat(chat, system, template), sampling)
-        for start in range(len(done), len(queue), batch):
-            some = queue[start : start + batch]
-            numbers = f"{start + 1}" if len(some) == 1 else f"{start + 1} to {start + len(some)}"
-            with doing(f"writing {numbers} of {len(queue)} texts"):
-                texts = complete(loaded, ids[start : start + batch], sampling)
-            made = [
-                {**(prompt.record or {"prompt": prompt.text}), "completion": text}
-                for prompt, text in zip(some, texts, strict=True)
-            ]
-            records += made
-            if part is not None:
-                with part.open("a", encoding="utf-8") as lines:
-                    lines.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in made)
-                say(f"{len(records)} of {len(queue)} prompts")
+        with _load(model, adapter, target, processes, config, say) as ready:
+            form = PromptFormat(chat, system, template)
+            for made in _answers(ready, queue, len(done), batch, form, sampling):
+                records += made
+                if part is not None:
+                    with part.open("a", encoding="utf-8") as lines:
+                        lines.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in made)
+                    say(f"{len(records)} of {len(queue)} prompts")
     if part is not None and file is not None:
         part.replace(file)
     return records
 
 
-def _load(model: Any, adapter: Any, target: TargetName | None, say: Say) -> Loaded:
-    base, _, on_top = chosen(model, None, adapter, target)
-    refuse_too_large([base.need, *([on_top.need] if on_top else [])])
-    with doing("importing torch and transformers"), collector_paused():
-        from smtrain.worker.generation.generating import quiet
-        from smtrain.worker.generation.load import load
+def _answers(
+    ready: Loaded, queue: Sequence[Prompt], done: int, batch: int, form: PromptFormat, sampling: Sampling
+) -> Iterator[list[dict[str, Any]]]:
+    """The records of each batch, after the first `done` prompts."""
+    from smtrain.worker.generation.generating import complete  # torch, only after everything else was checked
 
-    with doing(f"loading {base.name}"), quiet():
-        return load(base.fetch(say), adapter=None if on_top is None else on_top.fetch(say))
+    ids = _spelled(ready, queue, form, sampling)
+    for start in range(done, len(queue), batch):
+        some = queue[start : start + batch]
+        numbers = f"{start + 1}" if len(some) == 1 else f"{start + 1} to {start + len(some)}"
+        with doing(f"writing {numbers} of {len(queue)} texts"):
+            texts = complete(ready, ids[start : start + batch], sampling)
+        yield [
+            {**(prompt.record or {"prompt": prompt.text}), "completion": text}
+            for prompt, text in zip(some, texts, strict=True)
+        ]
+
+
+@contextmanager
+def _load(
+    model: Any, adapter: Any, target: TargetName | None, processes: int | None, config: Any, say: Say
+) -> Iterator[Loaded]:
+    """The model, whose processes end with the block."""
+    _, ready = loaded(chosen(model, None, adapter, target, config), processes, say)
+    try:
+        yield ready
+    finally:
+        ready.close()
 
 
 def _spelled(loaded: Loaded, prompts: Sequence[Prompt], form: PromptFormat, sampling: Sampling) -> list[Any]:
@@ -246,13 +260,13 @@ def _begun(file: Path, overwrite: bool, batch: int, settings: list[Any]) -> tupl
 
 def one_by_one(
     model: Any, prompts: Sequence[Prompt], form: PromptFormat, *, adapter: Any, sampling: Sampling,
-    target: TargetName | None, say: Say,
+    target: TargetName | None, processes: int | None = None, config: Any = None, say: Say,
 ) -> Iterator[tuple[int, str]]:  # fmt: skip
     """(number of the prompt, piece of its text), as it comes."""
-    loaded = _load(model, adapter, target, say)
-    from smtrain.worker.generation.generating import stream
+    with _load(model, adapter, target, processes, config, say) as ready:
+        from smtrain.worker.generation.generating import stream
 
-    for number, ids in enumerate(_spelled(loaded, prompts, form, sampling)):
-        yield number, ""
-        for piece in stream(loaded, ids, sampling):
-            yield number, piece
+        for number, ids in enumerate(_spelled(ready, prompts, form, sampling)):
+            yield number, ""
+            for piece in stream(ready, ids, sampling):
+                yield number, piece

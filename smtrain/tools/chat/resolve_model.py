@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,10 @@ class FoundModel:
     """Target and s3:// prefix of a model that is not here yet."""
     size: float = 0.0
     """Bytes to fetch."""
+    checkpoint: bool = False
+    """Whether it is a checkpoint of a training, which `worker.generation.ranks` reads."""
+    base: FoundModel | None = None
+    """The model with config.json and tokenizer, if a checkpoint has none."""
 
     @property
     def need(self) -> Need:
@@ -104,6 +109,34 @@ def find(what: Any, target: TargetName | None = None) -> FoundModel:
     return _of_name(text, target)
 
 
+def find_trained(what: Any, target: TargetName | None = None, config: Any = None) -> FoundModel:
+    """`find`, which also takes a folder of checkpoints of engine native or nxd on this machine.
+
+    `config` is the model with their config.json and tokenizer. Raises `CheckpointError` if it is needed or not used.
+    """
+    path = Path(folder_of(str(what))).expanduser() if isinstance(what, (str, Path)) else Path()
+    if not isinstance(what, (str, Path)) or not path.is_dir() or _model_in(path) or not _is_checkpoint(path):
+        if config is not None:
+            raise CheckpointError(
+                f"config: {what} is not a checkpoint, and has its own config.json and tokenizer; leave this out"
+            )
+        return find(what, target)
+    from smtrain.worker.checkpoint.open import open_weights
+
+    base = None if config is None else find(config, target)
+    source = open_weights(path, None if base is None else base.described)
+    held = source.location.path()
+    own = base is None and held is not None and tokenizer_in(file.name for file in held.iterdir())
+    if base is None and not own:
+        raise CheckpointError(
+            f"{what} is a checkpoint, and has no tokenizer; name the model that training started from with --config "
+            "MODEL (config=)",
+            code="model.not_found",
+        )
+    weights = sum(prod(source.shape(name)) * source.dtype(name).itemsize for name in source.names())
+    return FoundModel(str(what), source.config, float(weights), False, held or path, checkpoint=True, base=base)
+
+
 def _run_named(text: str) -> str:
     """NAME of a run://NAME."""
     if (match := RUN_NAME.fullmatch(text)) is None:
@@ -122,12 +155,11 @@ def _hub_too(text: str) -> str:
 def _here(path: Path, name: str) -> FoundModel:
     if not path.is_dir():
         raise CheckpointError(f"{name} is a file, and {file_kind(path)}; name the folder of a Hugging Face model")
-    for folder in (path, path / "model"):
-        if (folder / "config.json").is_file() and weights_in(folder) and _has_weights(folder):
-            return FoundModel(name, described_in(folder), weights_in(folder), False, folder)
-        if (folder / ADAPTER).is_file():
-            return FoundModel(name, _json(folder / ADAPTER), weights_in(folder), True, folder)
-    if (path / "manifest.json").is_file() or any(path.glob("*/manifest.json")) or any(path.rglob("dp_rank_00_tp*")):
+    if there := _model_in(path):
+        folder, is_adapter = there
+        described = _json(folder / ADAPTER) if is_adapter else described_in(folder)
+        return FoundModel(name, described, weights_in(folder), is_adapter, folder)
+    if _is_checkpoint(path):
         held = [file.name for file in path.rglob("*") if file.is_file()]
         config = "" if tokenizer_in(held) else " --config MODEL"
         why = " (MODEL is the folder of the model that training started from, for its tokenizer)" if config else ""
@@ -143,6 +175,22 @@ def _here(path: Path, name: str) -> FoundModel:
         raise CheckpointError(fault)
     lacks = "no weights" if (path / "config.json").is_file() else f"no config.json and no {ADAPTER}"
     raise CheckpointError(f"{name} holds {lacks}; name the folder of a Hugging Face model")
+
+
+def _model_in(path: Path) -> tuple[Path, bool] | None:
+    """The folder of a Hugging Face model, or (True) of an adapter: this one, or `model` in it."""
+    for folder in (path, path / "model"):
+        if (folder / "config.json").is_file() and weights_in(folder) and _has_weights(folder):
+            return folder, False
+        if (folder / ADAPTER).is_file():
+            return folder, True
+    return None
+
+
+def _is_checkpoint(path: Path) -> bool:
+    """Whether a folder holds checkpoints of engine native or nxd, whole or not."""
+    named = any(any(path.glob(f"{below}manifest.json")) for below in ("", "*/", "*/*/"))
+    return named or any(path.rglob("dp_rank_00_tp*"))
 
 
 def _has_weights(folder: Path) -> bool:

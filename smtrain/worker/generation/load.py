@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,11 +43,13 @@ class Loaded:
     """Whether it has an adapter, which `plain` switches off."""
     learned: bool = False
     """Whether positions are a learned table, beyond whose end the model cannot compute."""
+    close: Callable[[], object] = lambda: None
+    """End the other processes of a divided model."""
 
     @property
     def padding(self) -> int:
         """The id for padding: the end of a text, if the model has that id."""
-        rows = self.model.get_input_embeddings().num_embeddings
+        rows = self.model.config.get_text_config().vocab_size
         return next((i for i in self.ends if 0 <= i < rows), 0)
 
     @property

@@ -58,17 +58,20 @@ def described_in(folder: Path) -> dict[str, Any]:
     return described if isinstance(described, dict) else {}
 
 
-def refuse_too_large(needs: Sequence[Need], free: float | None = None, stage: str = "generate") -> None:
+def refuse_too_large(
+    needs: Sequence[Need], free: float | None = None, stage: str = "generate", processes: int = 1
+) -> None:
     """Raise `CheckpointError` with the sum if the free memory does not hold all these models at once.
 
-    `stage` does the same on AWS.
+    `stage` does the same on AWS. Each of the `processes` holds Python and torch.
     """
     free = memory_here() if free is None else free
-    total = PROCESS + sum(need.total for need in needs)
+    own = PROCESS * processes
+    total = own + sum(need.total for need in needs)
     if free is None or total <= free:
         return
     raise CheckpointError(
-        f"this takes {total / GIB:.1f} GiB of memory ({'; '.join(map(str, needs))}; {PROCESS / GIB:.1f} GiB for Python "
+        f"this takes {total / GIB:.1f} GiB of memory ({'; '.join(map(str, needs))}; {own / GIB:.1f} GiB for Python "
         f"and torch), and {free / GIB:.1f} GiB are free here; take a machine with more, or let stage {stage} of a run "
         "on AWS answer"
     )

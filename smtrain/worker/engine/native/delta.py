@@ -89,6 +89,11 @@ def _forward(net: Any, x: torch.Tensor, number: torch.Tensor | None, mesh: Proce
     )
     if mesh is not None:
         y = heads_for_tokens(y.flatten(2), mesh)
+    return _given(net, x, y)
+
+
+def _given(net: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The net's output, from its input and from that of its heads."""
     z = net.in_proj_z(x).reshape(-1, net.head_v_dim)
     out: torch.Tensor = net.out_proj(net.norm(y.reshape(-1, net.head_v_dim), z).reshape(*x.shape[:2], -1))
     return out
@@ -106,7 +111,61 @@ def _mixed(
     number: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
     """[B, S, heads, D]: what the heads in `qkv` give, before their norm; `taps` [C, taps] and `own` are theirs."""
-    convolved = ACT2FN[net.activation](_convolved(qkv, taps, number))
+    convolved = _convolved(qkv, taps, number)
+    return _rows(delta_rule(*_rule_inputs(net, convolved, b, a, own), number), qkv.dtype)
+
+
+_Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+class NetState(NamedTuple):
+    """A net's memory of the tokens before."""
+
+    tail: torch.Tensor
+    """[B, taps - 1, C]: the last inputs of the convolution."""
+    state: torch.Tensor
+    """fp32 [B, heads, K, D]."""
+
+
+def with_state(
+    net: Any, x: torch.Tensor, number: torch.Tensor | None, before: NetState | None
+) -> tuple[torch.Tensor, NetState]:
+    """Run a net on the first tokens [B, S] of texts, of which `number` is -1 on padding, or on the next one of each."""
+    qkv, b, a = net.in_proj_qkv(x), net.in_proj_b(x), net.in_proj_a(x)
+    taps = net.conv1d.weight.squeeze(1)
+    most, heads = taps.shape[1] - 1, _Heads(net.A_log, net.dt_bias)
+    if before is not None:
+        seen = torch.cat([before.tail, qkv], 1)
+        y, state = _next(*_rule_inputs(net, (seen * taps.T).sum(1, keepdim=True), b, a, heads), before.state)
+        return _given(net, x, _rows(y, qkv.dtype)), NetState(seen[:, 1:], state)
+    more = -x.shape[1] % CHUNK  # padding comes first: the state after the last chunk is that of the last token
+    inputs = _rule_inputs(net, _convolved(qkv, taps, number), b, a, heads)
+    q, k, v, decay, beta = (_padded(one, 2, first=more) for one in inputs)
+    own = qkv if number is None else qkv * (number >= 0)[..., None].to(qkv.dtype)
+    if number is None:
+        number = torch.zeros(1, x.shape[1], dtype=torch.int32, device=x.device)
+    y, state = _ruled(q, k, v, decay, beta, _padded(number, 1, -1, first=more))
+    tail = _padded(own, 1, first=most)[:, -most:] if most else own[:, :0]
+    return _given(net, x, _rows(y[:, :, more:], qkv.dtype)), NetState(tail, state)
+
+
+def _next(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, decay: torch.Tensor, beta: torch.Tensor, state: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`_ruled` of one more token."""
+    state = state * decay[..., None].exp()
+    state = state + k.transpose(-1, -2) @ ((v - k @ state) * beta[..., None])
+    return q * q.shape[-1] ** -0.5 @ state, state
+
+
+def _rows(heads: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """[B, S, heads, D] of [B, heads, S, D]."""
+    return heads.transpose(1, 2).to(dtype, memory_format=torch.contiguous_format)
+
+
+def _rule_inputs(net: Any, qkv: torch.Tensor, b: torch.Tensor, a: torch.Tensor, own: _Heads) -> _Inputs:
+    """q, k, v, decay and beta of `delta_rule`, from the output of the convolution; `own` are the heads in it."""
+    convolved = ACT2FN[net.activation](qkv)
     times, values = net.num_v_heads // net.num_k_heads, b.shape[2] * net.head_v_dim
     keys = (qkv.shape[2] - values) // 2
     q, k, v = torch.split(convolved, [keys, keys, values], -1)
@@ -119,8 +178,7 @@ def _mixed(
     q, k = (_unit(heads(x, times, net.head_k_dim)) for x in (q, k))
     decay = -own.a_log.float().exp() * F.softplus(a.float() + own.dt_bias)
     beta = b.sigmoid().float().transpose(1, 2)
-    out = delta_rule(q, k, heads(v, 1, net.head_v_dim), decay.transpose(1, 2), beta, number)
-    return out.transpose(1, 2).to(qkv.dtype, memory_format=torch.contiguous_format)
+    return q, k, heads(v, 1, net.head_v_dim), decay.transpose(1, 2), beta
 
 
 def _unit(x: torch.Tensor) -> torch.Tensor:
@@ -149,6 +207,14 @@ def delta_rule(
     All in fp32: q and k are [B, heads, S, K] of length 1, v is [B, heads, S, D]; `decay` (its logarithm, at most 0) and
     `beta` are [B, heads, S]. The state is emptied when `number` [B, S] changes.
     """
+    return _ruled(q, k, v, decay, beta, number)[0]
+
+
+def _ruled(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, decay: torch.Tensor, beta: torch.Tensor,
+    number: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """`delta_rule`, and the state [B, heads, K, D] after the last chunk."""
     length = v.shape[2]
     more = -length % CHUNK
     if number is None:
@@ -177,7 +243,7 @@ def delta_rule(
         new = learned_ - known_ @ state
         out.append(q_ @ state + within_ @ new)
         state = state * through_ + k_ @ new
-    return _first(torch.cat(out, 2), length, 2)
+    return _first(torch.cat(out, 2), length, 2), state
 
 
 def _first(x: torch.Tensor, count: int, dim: int) -> torch.Tensor:

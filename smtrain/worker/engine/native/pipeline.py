@@ -192,11 +192,20 @@ class Pipeline:
     def hidden(self, ids: torch.Tensor, segments: torch.Tensor | None) -> torch.Tensor | None:
         """The final hidden states of one batch on the last stage, else None."""
         self._drop_nothing()
-        out = self.stage.hidden(self._arrive(ids), segments)
+        return self.through(ids, lambda x: self.stage.hidden(x, segments))
+
+    def through(self, ids: torch.Tensor, run: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor | None:
+        """Pass what `run` makes of the ids, or of the hidden states before, to the next stage; the last returns it."""
+        out = run(self._arrive(ids))
         if self.stage.last:
             return out
         self._exchange(to_after=Message(out))
         return None
+
+    def back(self, values: torch.Tensor) -> None:
+        """Give the first stage the last stage's values; the stages between take part."""
+        last = dist.get_process_group_ranks(self.mesh.pp_group)[-1]
+        dist.broadcast(values, last, group=self.mesh.pp_group)
 
     def _drop_nothing(self) -> None:
         if self.stage.dropout is not None:

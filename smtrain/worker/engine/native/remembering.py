@@ -1,0 +1,134 @@
+"""A stage that keeps the keys, values and states of the tokens before, so that a text grows by one token a pass.
+
+The layers are the stage's own, those of transformers, which fill a cache of transformers. Masks, positions and the
+states of gated delta nets are made here, since those of a batch whose rows begin at different places differ from those
+of training.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+
+from smtrain.worker.engine.native import comm
+from smtrain.worker.engine.native.delta import NetState, with_state
+from smtrain.worker.engine.native.pipeline import Pipeline
+from smtrain.worker.engine.native.stage import Stage
+
+_CACHES = ("cache", "past_key_values", "layer_past")
+"""Names of a block's argument for the cache, in the order of transformers' releases, the newest first."""
+
+
+class Memory(DynamicCache):  # type: ignore[misc]  # transformers has no types here
+    """A rank's memory of some texts: keys and values of its heads in its layers, and states of delta nets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = 0
+        """Tokens of each text so far, padding included."""
+        self.nets: dict[int, NetState] = {}
+        """By layer."""
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.seen
+
+    def pick(self, rows: torch.Tensor) -> None:
+        """Keep these rows, in this order; one may come more than once."""
+        for layer in self.layers:
+            layer.reorder_cache(rows)
+        self.nets = {i: NetState(*(part[rows.to(part.device)] for part in kept)) for i, kept in self.nets.items()}
+
+
+class Remembering:
+    """A stage and its neighbours as a model that is given only new tokens. Every method is collective."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage, self.mesh = stage, stage.mesh
+        self._pipeline = Pipeline(stage, stage.mesh)
+        self._memory = Memory()
+        self._names = [_argument(block) for block in stage.blocks]
+        layers = stage.layout.layers(stage.mesh.pp_rank)
+        for i, mixer in zip(layers, stage.mixers, strict=True):
+            if stage.layout.shape.by_layer[i].delta is not None:
+                mixer.forward = self._net(i, mixer)
+
+    @torch.inference_mode()
+    def logits(self, ids: torch.Tensor, mask: torch.Tensor, memory: Memory) -> torch.Tensor | None:
+        """Logits after the last token, fp32 [B, vocabulary], on rank 0; None on the others.
+
+        `ids` [B, new] follow the tokens in `memory`; `mask` [B, all tokens] is 0 on padding, which begins a row.
+        """
+        stage, mesh = self.stage, self.mesh
+        self._memory = memory
+        h = self._pipeline.through(ids, lambda x: self._hidden(x, ids.shape[1], mask))
+        memory.seen = mask.shape[1]
+        made = torch.empty(len(ids), stage.layout.shape.vocab, device=mesh.device)
+        if h is not None:
+            local = stage.local_logits(h[:, -1:]).float()
+            whole = comm.all_gather(local, mesh.tp_group, dim=2) if mesh.tp > 1 else local
+            made = whole[:, 0, : stage.layout.shape.vocab].contiguous()
+        if mesh.pp > 1 and mesh.tp_rank == 0:
+            self._pipeline.back(made)
+        return made if mesh.rank == 0 else None
+
+    def _hidden(self, x: torch.Tensor, new: int, mask: torch.Tensor) -> torch.Tensor:
+        stage, described = self.stage, self.stage.described
+        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        rotary = self._rotary(positions, new)
+        padded = bool((mask == 0).any())
+        looks = {window: _seen(mask, new, window, padded) for window in set(described.windows)}
+        number = torch.where(mask[:, -new:] > 0, 0, -1).int() if padded else None
+        own = positions[:, -new:]
+        h = stage._embed(x) if stage.first else x
+        if stage.positions is not None:
+            h = h + stage.positions(own)
+        layers = zip(stage.layout.layers(self.mesh.pp_rank), stage.blocks, self._names, strict=True)
+        for i, block, name in layers:
+            net = stage.layout.shape.by_layer[i].delta is not None
+            window = described.windows[i]
+            kwargs: dict[str, Any] = {"attention_mask": number if net else looks[window], name: self._memory}
+            if rotary:
+                turned = rotary[window is not None and True in rotary]
+                kwargs |= {"position_ids": own, **dict.fromkeys(stage._turned_by, turned)}
+            h = stage.layers(block, h, **kwargs)
+        return stage.norm(h) if stage.norm is not None else h
+
+    def _rotary(self, positions: torch.Tensor, new: int) -> dict[bool, Any]:
+        """Rotary embeddings of the new positions, with (True) and without a window."""
+        stage = self.stage
+        rope = stage.described.rope
+        # longrope's factors depend on the length of the text, which `turn` takes from the row.
+        whole = rope is not None and rope.original is not None
+        at = (positions if whole else positions[:, -new:]).float()
+        like = torch.empty(*at.shape, 1, dtype=stage.dtype, device=self.mesh.device)
+        turned = {sliding: turn(like, at) for sliding, turn in stage.rotary.items()}
+        return {key: tuple(part[:, -new:] for part in both) for key, both in turned.items()} if whole else turned
+
+    def _net(self, layer: int, net: Any) -> Any:
+        def forward(hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **_: Any) -> torch.Tensor:
+            memory = self._memory
+            out, memory.nets[layer] = with_state(net, hidden_states, attention_mask, memory.nets.get(layer))
+            return out
+
+        return forward
+
+
+def _argument(block: Any) -> str:
+    """The name of a block's argument for the cache."""
+    known = inspect.signature(type(block).forward).parameters
+    return next((name for name in _CACHES if name in known), _CACHES[0])
+
+
+def _seen(mask: torch.Tensor, new: int, window: int | None, padded: bool) -> torch.Tensor | None:
+    """[B, 1, new, all]: the tokens that each new one sees; None if it sees all before it."""
+    total = mask.shape[1]
+    if not padded and (window is None or total <= window) and new in (1, total):
+        return None
+    index = torch.arange(total, device=mask.device)
+    back = index[-new:, None] - index
+    near = (back >= 0) if window is None else (back >= 0) & (back < window)
+    # Padding sees itself: a row that sees nothing has no softmax.
+    return ((near & (mask > 0)[:, None, :]) | (back == 0))[:, None]

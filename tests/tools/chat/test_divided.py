@@ -1,0 +1,128 @@
+"""`smtrain generate` and `chat` with training checkpoints, and with models over several processes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import smtrain
+from smtrain.core.errors import CheckpointError, ConfigError
+from tests import warm
+from tests.core.model.test_generate import make
+from tests.worker.generation.test_generating import TEMPLATE
+
+GREEDY: dict[str, Any] = {"temperature": 0, "max_new_tokens": 6}
+PROMPTS = ["hello", "a longer prompt than that"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = make(tmp_path_factory.mktemp("models") / "base", "llama")
+    (made / "chat_template.jinja").write_text(TEMPLATE)
+    return made
+
+
+@pytest.fixture(scope="module")
+def native(folder: Path) -> Path:
+    """A checkpoint of engine native, with the tokenizer that `convert` carries along."""
+    smtrain.convert(folder, folder.parent / "native", to=smtrain.Native(tp=2, pp=2))
+    return folder.parent / "native"
+
+
+@pytest.fixture(scope="module")
+def nxd(folder: Path) -> Path:
+    """Shards of engine nxd as the library writes them, with no config.json and no tokenizer."""
+    made = folder.parent / "nxd"
+    smtrain.convert(folder, made, to=smtrain.Nxd(tp=2))
+    for file in (*made.glob("*.json"), *made.glob("*.jinja")):
+        file.unlink()
+    return made
+
+
+def texts(model: Path, **options: Any) -> list[str]:
+    return [record["completion"] for record in smtrain.generate(model, PROMPTS, **{**GREEDY, **options})]
+
+
+def test_a_checkpoint_answers_as_the_model_that_is_exported_from_it(folder: Path, native: Path, nxd: Path) -> None:
+    theirs = texts(folder)
+    said: list[str] = []
+    assert texts(native, say=said.append) == theirs
+    assert said[0].startswith(f"{native}: one process, loaded in ")
+    assert texts(native / "step_00000000") == theirs
+    assert texts(nxd, config=folder) == theirs
+    assert texts(folder, processes=1, batch=2) == texts(folder, batch=2)
+    with smtrain.chat(native, **GREEDY) as talk:
+        assert talk.ask("hello") == smtrain.chat(folder, **GREEDY).ask("hello")
+
+
+def test_what_a_checkpoint_cannot_do_is_refused_by_name(folder: Path, native: Path, nxd: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"has no config.json; .* or name its folder with --config"):
+        texts(nxd)
+    shutil.copytree(native, tmp_path / "native")
+    for file in (tmp_path / "native/step_00000000").glob("*token*"):
+        file.unlink()
+    with pytest.raises(CheckpointError, match=r"is a checkpoint, and has no tokenizer; name the model .* --config"):
+        texts(tmp_path / "native")
+    with pytest.raises(CheckpointError, match=r"config: .* is not a checkpoint, .*; leave this out"):
+        texts(folder, config=folder)
+    with pytest.raises(ConfigError, match="processes: got 0; at least 1 is needed"):
+        texts(native, processes=0)
+    with pytest.raises(ConfigError, match=r"processes: 7 cannot share this model .*; 6 can"):
+        texts(native, processes=7)
+    with pytest.raises(CheckpointError, match="is not a Hugging Face folder; `smtrain convert"):
+        smtrain.chat(folder, compare=native, **GREEDY)
+
+
+@pytest.mark.full  # the gate has tests/worker/engine/test_remembering.py, without the processes' start
+def test_processes_of_the_command_share_a_model(folder: Path, native: Path, nxd: Path) -> None:
+    words = ["--prompt", "hello", "--max-new-tokens", "6", "--json"]
+    runs = [
+        subprocess.run(
+            [warm.smtrain(), "generate", *map(str, more), *words], capture_output=True, text=True, check=False
+        )
+        for more in ([folder], [native, "--processes", 4], [nxd, "--config", folder, "--processes", 2])
+    ]
+    assert [run.returncode for run in runs] == [0, 0, 0], runs
+    assert runs[1].stdout == runs[2].stdout == runs[0].stdout
+    assert "4 processes, tp 4 x pp 1, loaded in" in runs[1].stderr
+    asked = subprocess.run(
+        [warm.smtrain(), "chat", str(native), "--processes", "2", "--temperature", "0", "--max-new-tokens", "6"],
+        input="one\ntwo\n", capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert asked.returncode == 0, asked.stderr
+    talk = smtrain.chat(folder, **GREEDY)
+    assert str(talk.ask("one")) in asked.stdout
+
+
+@pytest.mark.full  # it needs processes, which a test of the gate cannot pay
+def test_a_rank_that_dies_ends_the_text_with_the_reason(native: Path) -> None:
+    talk = smtrain.chat(native, processes=2, **{**GREEDY, "max_new_tokens": 200})
+    (rank,) = children()
+    os.kill(rank, signal.SIGKILL)
+    with pytest.raises(CheckpointError, match=r"process 1 of the model was ended by signal 9.*; load the model again"):
+        talk.ask("hello")
+    with pytest.raises(CheckpointError, match="interrupted in the middle of a text; load it again"):
+        talk.ask("hello")
+    talk.close()
+    assert not children()
+    again = smtrain.chat(native, processes=2, **GREEDY)
+    assert again.ask("hello")
+    again.close()
+    time.sleep(0.1)
+    assert not children()
+
+
+def children() -> list[int]:
+    """Processes of ranks that this one has started."""
+    found = subprocess.run(
+        ["pgrep", "-P", str(os.getpid()), "-f", "smtrain.worker.generation.ranks"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return [int(line) for line in found.stdout.split()]

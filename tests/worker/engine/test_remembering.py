@@ -1,0 +1,41 @@
+"""Generation over tensor- and pipeline-parallel ranks: the same tokens as transformers' own model gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.worker.engine import cases, remembered
+from tests.worker.engine.cases import CONFIGS
+from tests.worker.engine.world import World
+
+GREEDY: dict[str, Any] = {}
+WAYS: list[dict[str, Any]] = [
+    GREEDY,
+    {"num_beams": 3},
+    {"do_sample": True, "temperature": 0.8, "top_k": 20, "top_p": 0.9},
+]
+
+
+@pytest.mark.sample(6)
+@pytest.mark.parametrize("name", ["llama", "qwen3_5", "gemma3", "phi3-long", "gpt2", "olmo2-kv1", *(
+    name for name in CONFIGS if name not in ("llama", "qwen3_5", "gemma3", "phi3-long", "gpt2", "olmo2-kv1")
+)])  # fmt: skip
+def test_greedy_texts_are_those_of_transformers(name: str, four: World, solo: World) -> None:
+    config = CONFIGS[name]
+    theirs = solo.run(remembered.plain_texts, config, [GREEDY])[0]
+    for tp, pp in ((2, 2), (4, 1), (1, 4)) if name == "llama" else ((2, 2),):
+        assert four.run(remembered.texts, config, tp, pp, [GREEDY])[0] == theirs, f"tp {tp} x pp {pp}"
+
+
+@pytest.mark.skipif("phi3-long" not in CONFIGS, reason="transformers lacks Phi-3")
+def test_a_text_that_outgrows_the_short_factors_is_computed_again(four: World, solo: World) -> None:
+    config = cases.longrope(original=remembered.LENGTH + remembered.NEW // 2)
+    theirs = solo.run(remembered.plain_texts, config, [GREEDY])[0]
+    assert four.run(remembered.texts, config, 2, 2, [GREEDY])[0] == theirs
+
+
+def test_every_way_of_drawing_is_transformers_own(four: World, solo: World) -> None:
+    config = CONFIGS["llama"]
+    assert four.run(remembered.texts, config, 2, 2, WAYS)[0] == solo.run(remembered.plain_texts, config, WAYS)[0]
