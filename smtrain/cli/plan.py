@@ -157,7 +157,7 @@ def _side_by_side(configs: list[str], made: list[Plan], tokens: float | None, se
     train = (
         load_config(configs[0], set_=set_, target=planned_for(configs[0], set_=set_)).train if tokens is None else None
     )
-    planned = train.steps * train.global_batch_size * train.seq_len if train else None
+    planned = train.samples * train.seq_len if train else None
     names = [Path(config).stem for config in configs]
     names = names if len(set(names)) == len(names) else configs
     return compared(list(zip(names, made, strict=True)), tokens, planned)

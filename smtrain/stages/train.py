@@ -31,10 +31,12 @@ def train_keys(config: JobConfig, *keys: str) -> dict[str, Any]:
     for key in ("max_global_batch_size", "tokens"):  # what was chosen by them counts
         del train[key]
     # A default has no part in a job's name.
-    defaults = {"validation": None, "adapter": None, "dpo": None, "compile": False, "deterministic": True}
-    defaults |= {"aux_loss": None, "aux_by_layer": False}
+    defaults: dict[str, Any] = {
+        "validation": None, "adapter": None, "dpo": None, "compile": False, "deterministic": True, "aux_loss": None,
+        "aux_by_layer": False, "batch_ramp": None, "param_norm": "none",
+    }  # fmt: skip
     for key, usual in defaults.items():
-        if key in train and train[key] is usual:
+        if key in train and train[key] == usual and type(train[key]) is type(usual):
             del train[key]
     if config.model.rope is not None:
         kept.setdefault("model", {})["rope"] = config.model.rope.model_dump(mode="json", exclude_none=True)
@@ -98,6 +100,8 @@ class TrainStage(JobStage):
     def metrics(self, config: JobConfig) -> tuple[str, ...]:
         names: tuple[str, ...] = ("loss", "grad_norm", "lr", "tokens_per_s", "mfu")
         pairs = config.train.objective == "dpo"
+        names += ("param_norm",) if config.train.param_norm != "none" else ()
+        names += ("batch",) if config.train.batch_ramp else ()
         names += PAIR_NUMBERS if pairs else ()
         if config.train.validation and pairs:
             names += ("val_loss", "val_accuracy", "val_margins")
@@ -114,6 +118,7 @@ class TrainStage(JobStage):
             "processes_per_instance": config.processes_per_instance,
             "steps": train.steps, "global_batch_size": train.global_batch_size, "seq_len": train.seq_len,
             "lr": train.lr, "precision": train.precision,
+            **({"batch_ramp": " ".join(str(n) for n in vars(train.batch_ramp).values())} if train.batch_ramp else {}),
         }  # fmt: skip
 
     def extend(self, config: JobConfig, request: dict[str, Any]) -> None:

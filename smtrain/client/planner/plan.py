@@ -22,8 +22,14 @@ from smtrain.client.planner.result import Choice, Plan
 from smtrain.client.planner.search import Candidate, doubts, search
 from smtrain.client.planner.stages import machine_for, need
 from smtrain.client.planner.this_machine import is_here, plan_here
-from smtrain.client.planner.throughput import step_time
-from smtrain.client.planner.warnings import image_warnings, memory_warnings, neuron_warnings, run_warnings
+from smtrain.client.planner.throughput import ramp_share, step_time
+from smtrain.client.planner.warnings import (
+    image_warnings,
+    memory_warnings,
+    neuron_warnings,
+    ramp_warnings,
+    run_warnings,
+)
 from smtrain.client.planner.what_if import Limits, dollars, larger_batch
 from smtrain.client.planner.workload import about_model, described_of, model_name, shape_of, text_bytes, work_of
 from smtrain.core.config import JobConfig
@@ -119,7 +125,7 @@ def plan(
         kept = [*islice(_legal(config, found), _SHOWN)]
         others = (c for c in found if c.machine == own and c not in kept)
         kept += islice(_legal(config, others), 1)
-    priced = [(c, _cost(config, work, c.machine, steps, c.step_s, known)) for c in kept]
+    priced = [(c, _cost(config, work, c.machine, steps, _mean_step(config, work, c), known)) for c in kept]
     held = Limits(budget, deadline_hours)
     choices = [way for way in priced if held.kept(way[1])]
     choices.sort(key=lambda way: dollars(way[1]) if by_cost else way[1].train_hours)
@@ -211,8 +217,9 @@ def _plan(
     spent = lost = None
     same = [c for c, _ in choices if c.machine == machine]
     if step and steps:
-        lost = _saving(config, work, machine, step.total, prices)
-        spent = _cost(config, work, machine, steps, step.total, prices)
+        mean = step.total * ramp_share(work, machine, mesh, config.train.batches())
+        lost = _saving(config, work, machine, mean, prices)
+        spent = _cost(config, work, machine, steps, mean, prices)
     if step and not faults:
         fastest = min(same, key=lambda c: c.step_s) if same else None
         fastest = fastest and replace(fastest, step_s=fastest.step_s * corrected.of(machine))
@@ -220,6 +227,7 @@ def _plan(
         warnings += run_warnings(config, work, machine, step.total, spent, lost)
         warnings += memory_warnings(work, machine, mesh)
         warnings += reference_pass.warnings(config, work, mesh, step.total)
+    warnings += ramp_warnings(config)
     warnings += image_warnings(config) + about_model(config) + corrected.said(machine)
     warnings += preparing_warnings(config, _preparing(config), text_bytes(config), prices.assumptions)
     if not calibrated:
@@ -257,7 +265,7 @@ def _plan(
             f"optimistic: {mfu:.0%} of peak is planned, and the best ever published for this chip is {top.mfu:.0%} "
             f"({top})"
         )
-    billed = steps * work.global_batch * work.seq_len / 1e6
+    billed = config.train.samples * work.seq_len / 1e6
     return Plan(
         model=model_name(config),
         parameters=work.parameters,
@@ -294,6 +302,11 @@ def _plan(
         ),
         by_own_run=own,
     )
+
+
+def _mean_step(config: JobConfig, work: Work, way: Candidate) -> float:
+    """Seconds of a run's steps on average, of which a batch ramp makes the first shorter."""
+    return way.step_s * ramp_share(work, way.machine, way.mesh, config.train.batches())
 
 
 def _saving(config: JobConfig, work: Work, machine: Machine, step_s: float, prices: Prices) -> Saving:

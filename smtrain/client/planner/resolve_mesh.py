@@ -65,7 +65,7 @@ def with_sizes(config: JobConfig, *, auto: bool) -> JobConfig:
     config = _sizes(config, auto=auto)
     if config.train.tokens is None:
         return config
-    steps = -(-config.train.tokens // (config.train.global_batch_size * config.train.seq_len))
+    steps = config.train.steps_for(-(-config.train.tokens // config.train.seq_len))
     if steps > MOST_STEPS:
         raise ConfigError(
             f"train.tokens: {config.train.tokens} take {steps:,} steps, and at most {MOST_STEPS:,} are possible; lower "
@@ -129,6 +129,9 @@ def accepted(config: JobConfig, machine: Machine, mesh: Mesh, engine: EngineName
     """Whether a config with this mesh passes the engine's checks, so that a proposal can be used as it is."""
     from smtrain.core.config.checks.train import engine_faults
 
+    ramp, each = config.train.batch_ramp, mesh.dp * mesh.micro_batch
+    if ramp is not None and (ramp.start % each or ramp.increment % each):
+        return False
     tried = _with(
         config,
         parallel=dict(zip(_MESH, _words(mesh), strict=True)),

@@ -17,6 +17,7 @@ from smtrain.client.planner.memory import checkpoint_bytes, core_memory
 from smtrain.client.planner.probing import Speed, speed_of
 from smtrain.client.planner.result import Plan
 from smtrain.client.planner.throughput import StepTime, step_time
+from smtrain.client.planner.warnings import ramp_warnings
 from smtrain.client.planner.workload import about_model, model_name, shape_of, text_bytes, work_of
 from smtrain.core.config import JobConfig
 from smtrain.core.errors import ConfigError
@@ -112,13 +113,13 @@ def plan_here(config: JobConfig, measured: float | None = None, *, measure: bool
     """
     shape = shape_of(config)
     work, _ = work_of(config, shape, "native", neuron=False)
-    mesh, host, steps = Mesh.of_config(config, shape.layers), _host(config), config.train.steps
+    mesh, host = Mesh.of_config(config, shape.layers), _host(config)
     core = max((core_memory(work, host, mesh, stage) for stage in range(mesh.pp)), key=lambda one: one.total)
     memory, room = memory_here(), free_disk()
     needed = disk_needed(config, work)
     faults = (*shape.mesh_faults(mesh.tp, mesh.pp, mesh.ep, cp=mesh.cp), *stage_faults(shape, mesh))
     faults = faults or (*_memory_fault(config, memory), *_disk_fault(needed, room))
-    warnings, step, rate, wide = list(about_model(config)), None, None, 0.0
+    warnings, step, rate, wide = ramp_warnings(config) + about_model(config), None, None, 0.0
     if measured is not None:
         rate = measured / work.seq_len
     elif not faults:
@@ -141,7 +142,7 @@ def plan_here(config: JobConfig, measured: float | None = None, *, measure: bool
         host_memory_gib={}, step_s=step.parts() if step else None,
         sequences_per_s={"value": rate, "low": rate * exp(-wide), "high": rate * exp(wide)} if rate else None,
         tokens_per_s=rate * work.seq_len if rate else None, mfu=None, calibrated=False, nearest=None,
-        hours=(before + steps * work.global_batch / rate) / 3600 if rate else None, attempts=None, dollars=None,
+        hours=(before + config.train.samples / rate) / 3600 if rate else None, attempts=None, dollars=None,
         dollars_by_item={}, dollars_per_million_tokens=None, tokens_per_dollar=None, prices=(), save=None,
         save_interval_steps=None, checkpoint_gib=checkpoint_bytes(work) / GIB, choices=(),
         disk_gib={"needed": needed / GIB, "free": room / GIB}, here=True,

@@ -7,6 +7,7 @@ were not published; docs/planner-formulas.md derives them. If only a bound is kn
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 
@@ -166,6 +167,19 @@ def _stage_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients, stage
         middle=middle + collectives + overhead + swapped,
         expert_parallel=swapped,
     )
+
+
+def ramp_share(work: Work, machine: Machine, mesh: Mesh, batches: Sequence[tuple[int, int]]) -> float:
+    """Mean time of a run's steps, (steps, sequences of each), relative to a step of the whole global batch."""
+    k, each = Coefficients.fitted(machine), mesh.dp * mesh.micro_batch
+    steps = sum(count for count, _ in batches)
+    if not steps or all(size == work.global_batch for _, size in batches):
+        return 1.0
+
+    def seconds(size: int) -> float:
+        return step_time(replace(work, global_batch=-(-size // each) * each), machine, mesh, k).total
+
+    return sum(count * seconds(size) for count, size in batches) / steps / seconds(work.global_batch)
 
 
 def balanced(work: Work, machine: Machine, mesh: Mesh, k: Coefficients) -> tuple[int, ...]:

@@ -19,6 +19,18 @@ THIN = 0.1
 """Share of a limit that should be left, as a plan is not more exact than that."""
 
 
+def ramp_warnings(config: JobConfig) -> list[str]:
+    """Count the steps of a batch ramp and the tokens of the run, of which a step has no fixed number then."""
+    train, batches = config.train, config.train.batches()
+    if train.batch_ramp is None or not batches:
+        return []
+    smaller = sum(count for count, size in batches if size < train.global_batch_size)
+    return [
+        f"train.batch_ramp: {smaller:,} of {train.steps:,} steps have fewer than {train.global_batch_size} sequences; "
+        f"the run has {train.samples:,}, which are {train.samples * train.seq_len:,} tokens. Time and cost count it"
+    ]
+
+
 def run_warnings(
     config: JobConfig, work: Work, machine: Machine, step_s: float, spent: Cost | None, lost: Saving | None
 ) -> list[str]:

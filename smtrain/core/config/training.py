@@ -275,6 +275,17 @@ class Profile(Section):
     """Steps of the job before those: the first ones compile, allocate and fill caches."""
 
 
+class BatchRamp(Section):
+    """A global batch that grows with the samples seen, as Megatron's --rampup-batch-size."""
+
+    start: int = Field(ge=1, le=10**7)
+    """Sequences of the first step, a multiple of dp x parallel.micro_batch_size."""
+    increment: int = Field(ge=1, le=10**7)
+    """Sequences that are added each time, until the batch is train.global_batch_size."""
+    samples: int = Field(ge=1, le=10**15)
+    """Sequences over which the batch grows, in equal parts."""
+
+
 class Train(Section):
     """The training run itself."""
 
@@ -295,6 +306,9 @@ class Train(Section):
     global_batch_size: int = Field(8, ge=1, le=10**7, json_schema_extra=_chosen)
     """Sequences per optimizer step over all machines, a multiple of dp x parallel.micro_batch_size; default: the least
     from 8 on, or, on AWS if `parallel` is also left out, the least that keeps the machines busy."""
+    batch_ramp: BatchRamp | None = None
+    """Begin with smaller batches (engine native); schedules count steps, of which the first are smaller then. Default:
+    train.global_batch_size from the first step on."""
     max_global_batch_size: int | None = Field(None, ge=1, le=10**7)
     """Choose the global batch up to this one at which the machines train most tokens a second, instead of
     global_batch_size; with a given mesh, the largest multiple that it takes."""
@@ -341,6 +355,9 @@ class Train(Section):
     """Minutes without a finished step after which the job ends, with the position of each rank in the log; 0: never."""
     log_interval: int = Field(1, ge=1)
     """Steps between log lines."""
+    param_norm: Literal["none", "all", "layers"] = "none"
+    """Log the norm of the trained parameters after each step (engine native), each number once over all processes: of
+    `all` together, or also by `layers` in TensorBoard."""
     save_interval: int = Field(100, ge=1)
     """Steps between checkpoints; the last step is always saved."""
     profile: Profile | None = None
@@ -359,6 +376,43 @@ class Train(Section):
     def preference(self) -> DpoSection | None:
         """The options of objective dpo; None for other objectives."""
         return (self.dpo or DpoSection()) if self.objective == "dpo" else None
+
+    def batch_at(self, samples: int) -> int:
+        """The global batch that follows a number of consumed samples."""
+        ramp, whole = self.batch_ramp, self.global_batch_size
+        if ramp is None or samples >= ramp.samples:
+            return whole
+        increments = (whole - ramp.start) // ramp.increment
+        return ramp.start + samples * increments // ramp.samples * ramp.increment
+
+    def batches(self, steps: int | None = None, samples: int = 0) -> list[tuple[int, int]]:
+        """(steps, samples of each) of the run's first `steps` after `samples`, for every stretch with one batch."""
+        left, out = self.steps if steps is None else steps, []
+        while left > 0:
+            size, ramp = self.batch_at(samples), self.batch_ramp
+            count = left
+            if ramp is not None and samples < ramp.samples:
+                increments = (self.global_batch_size - ramp.start) // ramp.increment
+                done = (size - ramp.start) // ramp.increment
+                until = -(-(done + 1) * ramp.samples // max(1, increments))  # the first sample of the next size
+                count = min(left, max(1, -(-(min(until, ramp.samples) - samples) // size)))
+            out.append((count, size))
+            left, samples = left - count, samples + count * size
+        return out
+
+    @property
+    def samples(self) -> int:
+        """Sequences of the whole run."""
+        return sum(count * size for count, size in self.batches())
+
+    def steps_for(self, samples: int) -> int:
+        """The fewest steps that read so many sequences."""
+        steps = seen = 0
+        for count, size in self.batches(samples):
+            if (needed := -(-(samples - seen) // size)) <= count:
+                return steps + max(0, needed)
+            steps, seen = steps + count, seen + count * size
+        return steps
 
     @property
     def warmup(self) -> int:

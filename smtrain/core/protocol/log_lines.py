@@ -18,7 +18,7 @@ _INSTALLED = re.compile(r"^installed (.+) in ([0-9]{1,6}\.[0-9]) s$")
 _STEP = re.compile(r"^step=(\d{1,15}) ")
 _FORMATS = {
     "loss": ".6f", "grad_norm": ".4f", "lr": ".4e", "tokens_per_s": ".1f", "mfu": ".4f", "data_wait": ".4f",
-    "loss_scale": ".0f", "skipped": ".0f",
+    "loss_scale": ".0f", "skipped": ".0f", "param_norm": ".4f", "batch": ".0f",
     "val_loss": ".6f", "val_ppl": ".4f", "val_accuracy": ".4f", "val_margins": ".6f",
     "rewards/chosen": ".6f", "rewards/rejected": ".6f", "rewards/margins": ".6f", "rewards/accuracies": ".4f",
     "logps/chosen": ".4f", "logps/rejected": ".4f",

@@ -159,6 +159,8 @@ def _of_attempts(attempts: list[Any], name: str) -> Series:
         tokens = float(parameters["global_batch_size"]) * float(parameters["seq_len"])
     except (KeyError, ValueError):
         tokens = None
+    if "batch_ramp" in parameters:
+        tokens = None  # a step has no fixed number
     changes: list[tuple[float, str, str]] = []
     if len(by_job) > 1:
         described = [*(job.describe() for job, _ in by_job[:-1]), description]

@@ -40,6 +40,8 @@ class ParallelOptions:
     """nxd: every batch comes with segments, for which its graphs are made."""
     compile: bool = False
     """native: torch.compile of each layer."""
+    param_norm: Literal["none", "all", "layers"] = "none"
+    """native: measure `StepResult.param_norms`."""
     deterministic: bool = True
     """native: use only kernels that return the same bits each time, on accelerators."""
     ep: int = 1
@@ -135,6 +137,15 @@ class Scaling(NamedTuple):
 
 
 @dataclass(frozen=True)
+class ParameterNorms:
+    """Norms of the trained parameters after a step, each number counted once over all ranks."""
+
+    whole: float
+    parts: dict[str, float]
+    """By `layer_00`..., `embedding`, `positions`, `norm` and `head`; empty unless they were asked for."""
+
+
+@dataclass(frozen=True)
 class StepResult:
     """One optimizer step, the same numbers on every rank."""
 
@@ -148,6 +159,8 @@ class StepResult:
     """None unless the step learned from pairs."""
     routing: RoutingMetrics | None = None
     """None without experts, or with adapters."""
+    param_norms: ParameterNorms | None = None
+    """None unless they were asked for."""
 
     @property
     def skipped(self) -> bool:

@@ -113,11 +113,11 @@ class Position:
 
     def _spans(self, step: int) -> Spans:
         out: Spans = [list(span) for span in self.before.get("spans", [])]
-        done, each = step - self.step, self.config.train.global_batch_size
-        if done and out and out[-1][1] == each:
-            out[-1][0] += done
-        elif done:
-            out.append([done, each])
+        for done, each in self.config.train.batches(step - self.step, self.before.get("samples", 0)):
+            if out and out[-1][1] == each:
+                out[-1][0] += done
+            else:
+                out.append([done, each])
         return out
 
 
@@ -144,6 +144,7 @@ def settings(config: JobConfig) -> dict[str, Any]:
         **{key: train[key] for key in SETTINGS},
         **pairs,
         "mesh": config.mesh_words,
+        **({"batch_ramp": train["batch_ramp"]} if train["batch_ramp"] else {}),
     }
 
 
@@ -151,6 +152,9 @@ def changes(state: Mapping[str, Any], step: int, config: JobConfig) -> list[str]
     """Describe each setting that has changed since the checkpoint of `step` was written."""
     was, now = state.get("settings") or {}, settings(config)
     changed = [f"{key} {_short(was[key])} -> {_short(now[key])}" for key in now if key in was and was[key] != now[key]]
+    ramps = [one.get("batch_ramp") for one in (was, now)]
+    if was and None in ramps and ramps[0] != ramps[1]:
+        changed.append(f"batch_ramp {' -> '.join(map(_short, ramps))}")
     lines = [f"continuing with changed {', '.join(changed)}"] if changed else []
     former = Train.model_validate({**config.train.model_dump(), **{k: was[k] for k in SETTINGS if k in was}})
     if was and former.schedule != "constant" and former.steps <= step < config.train.steps:

@@ -114,6 +114,7 @@ def build(config: JobConfig, described: dict[str, Any], weights: WeightSource | 
         apart=config.apart, compile=options.compile, deterministic=options.deterministic,
         cp=parallel.cp, ep=parallel.ep, expert_capacity=parallel.expert_capacity,
         aux_loss=options.aux_loss, aux_by_layer=options.aux_by_layer,
+        param_norm=options.param_norm,
     )  # fmt: skip
     adamw = OptimizerOptions(
         betas=options.betas, eps=options.eps, weight_decay=options.weight_decay, grad_clip=options.grad_clip

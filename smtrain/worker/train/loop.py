@@ -51,8 +51,8 @@ class PendingStep(NamedTuple):
     """A step that the device has been given; `numbers` waits for its result."""
 
     step: int
-    first: int
-    """Its first sample."""
+    samples: range
+    """The samples of the whole batch."""
     lr: float
     numbers: Callable[[], StepResult]
 
@@ -130,7 +130,7 @@ class Trainer:
     def _advance(self, first_step: FirstStep) -> None:
         """Do one step, and save after it if that is due."""
         began = time.monotonic()
-        batch = self._begin_next()
+        batch, seen = self._begin_next()
         first_step.done()
         last = self.step == self._options.steps or self._stopping
         saving = last or self.step % self._options.save_interval == 0
@@ -141,14 +141,17 @@ class Trainer:
         if saving:
             self._save()
         if last:
-            self._prove(batch)
+            self._prove(batch, seen)
             self._end_save(wait=True)
         if self._stopping:
             later = "; no time was left to show that it can, the next step does" if self._unproven else ""
             self._say(f"asked to stop: saved step {self.step}, the same command resumes from here{later}")
 
-    def _begin_next(self) -> Batch:
-        """Give the device the next batch; agree with all ranks on whether to stop after it."""
+    def _begin_next(self) -> tuple[Batch, range]:
+        """Give the device the next batch, and agree with all ranks on whether to stop after it.
+
+        Returns the batch and its samples.
+        """
         self.step += 1
         with ExitStack() as around:
             for each in (self.profiler, self.report):
@@ -156,17 +159,18 @@ class Trainer:
                     around.enter_context(each.step())
             with part("data"):
                 batch = self.loader.batch(self.samples)
-            self._pending.append(self._begin(batch, self.samples))
-            self.samples += self._options.global_batch_size
+            seen = range(self.samples, self.samples + self._options.batch_at(self.samples))
+            self._pending.append(self._begin(batch, seen))
+            self.samples = seen.stop
             with part("data parallel"):
                 self._stopping = self.stop.agreed(self.engine)
-        return batch
+        return batch, seen
 
-    def _begin(self, batch: Batch, first: int) -> PendingStep:
-        """Begin a step from the weights as they are; `first` is the batch's first sample."""
+    def _begin(self, batch: Batch, samples: range) -> PendingStep:
+        """Begin a step from the weights as they are, on a batch with these samples."""
         input_ids, labels, *segments = batch
         lr = learning_rate(self._options, self.step)
-        pending = PendingStep(self.step, first, lr, self.engine.begin_step(input_ids, labels, lr, *segments))
+        pending = PendingStep(self.step, samples, lr, self.engine.begin_step(input_ids, labels, lr, *segments))
         self.stall.beat(f"step {self.step}")
         return pending
 
@@ -193,16 +197,15 @@ class Trainer:
         validated = self._validate() if pending.step == self.step else None  # else the weights are a later step's
         logged = pending.step % self._options.log_interval == 0 or pending.step in (1, self._options.steps)
         if self.log and (validated or logged):
-            self.log.log(pending.step, result, pending.lr, self.loader.waited, validated)
+            self.log.log(pending.step, result, pending.lr, self.loader.waited, pending.samples, validated)
         if not self._unproven:  # a save begins only when all steps are settled, so this step followed the save
             self._end_save(wait=False)
 
     def _judge(self, pending: PendingStep, watch: LossWatch) -> StepResult:
         """Wait for a step's numbers; if they are bad, so is the save that the step began from: give it up."""
         result = pending.numbers()
-        samples = range(pending.first, pending.first + self._options.global_batch_size)
         try:
-            watch.check(pending.step, result, samples)
+            watch.check(pending.step, result, pending.samples)
         except SmtrainError:
             self.engine.abandon_save()
             raise
@@ -256,14 +259,14 @@ class Trainer:
         """False if we are stopping and a step could take the time that files need. Collective while stopping."""
         return not self._stopping or self.stop.in_time(self.engine, 1.5 * self._longest)
 
-    def _prove(self, batch: Batch) -> None:
+    def _prove(self, batch: Batch, samples: range) -> None:
         """Repeat the last batch from the weights just saved, to show that they can be trained on; its update is lost.
 
         fp16 may skip the step, which proves nothing: then try again with the lower loss scale.
         """
         watch = LossWatch()  # this step is not part of the run, so its loss stays out of the run's history
         while self._unproven and self._can_prove:
-            pending = self._begin(batch, self.samples - self._options.global_batch_size)
+            pending = self._begin(batch, samples)
             self._unproven = self._judge(pending, watch).skipped
             self._can_prove = self._has_time()
 

@@ -69,11 +69,12 @@ class MetricsLog:
     """Writes the records of rank 0; other ranks have none."""
 
     def __init__(
-        self, folder: Path, *, total_steps: int, first_step: int, tokens_per_step: int,
+        self, folder: Path, *, total_steps: int, first_step: int, samples: int, seq_len: int, ramp: bool,
         flops_per_token: float, peak: float | None, live: Path | None = None, trackers: Sequence[Buffered] = (),
     ) -> None:  # fmt: skip
         """`peak` is the whole mesh's, in operations a second; with None MFU is not logged.
 
+        `samples` are those before the first step; with a `ramp` each record says how many its step has.
         `live` is a second folder for TensorBoard's files, written every few seconds.
         """
         from torch.utils.tensorboard import SummaryWriter
@@ -84,8 +85,8 @@ class MetricsLog:
         if live is not None:
             self._boards.append(SummaryWriter(str(live), purge_step=first_step, flush_secs=LIVE))
         self._trackers = trackers
-        self._tokens, self._flops, self._peak = tokens_per_step, flops_per_token, peak
-        self._since, self._last_step = time.perf_counter(), first_step - 1
+        self._seq_len, self._flops, self._peak, self._ramp = seq_len, flops_per_token, peak, ramp
+        self._since, self._samples = time.perf_counter(), samples
         self._total = total_steps
         self._waited = 0.0
         self._bar: Any = None
@@ -98,21 +99,24 @@ class MetricsLog:
             self._bar.start()
 
     def log(
-        self, step: int, result: StepResult, lr: float, waited: float, validated: ValidationResult | None = None
-    ) -> None:
-        """Record one step, and the validation after it.
+        self, step: int, result: StepResult, lr: float, waited: float, samples: range,
+        validated: ValidationResult | None = None,
+    ) -> None:  # fmt: skip
+        """Record one step with its samples, and the validation after it.
 
         Rates are the mean since the last record, without the time of the validation. `waited` is the total time that
         the run has waited for data, in seconds. A skipped step has `skipped` instead of its norm, which is not finite.
         """
         now = time.perf_counter()
         worked = now - self._since - (validated.seconds if validated else 0.0)
-        rate = self._tokens * (step - self._last_step) / worked
+        rate = self._seq_len * (samples.stop - self._samples) / worked
         data_wait = (waited - self._waited) / worked
-        self._since, self._last_step, self._waited = now, step, waited
+        self._since, self._samples, self._waited = now, samples.stop, waited
         scaling = result.scaling
         numbers = {} if scaling is None else {"loss_scale": scaling.scale}
         numbers |= {"skipped": 1} if result.skipped else {"grad_norm": result.grad_norm}
+        numbers |= {"param_norm": result.param_norms.whole} if result.param_norms else {}
+        numbers |= {"batch": len(samples)} if self._ramp else {}
         numbers |= result.pairs.numbers() if result.pairs else {}
         numbers |= result.routing.numbers() if result.routing else {}
         record = {
@@ -121,6 +125,9 @@ class MetricsLog:
             "data_wait": data_wait, **(validated.numbers() if validated else {}),
         }  # fmt: skip
         self._write(step, f"loss {result.loss:.4f}", record)
+        for name, norm in result.param_norms.parts.items() if result.param_norms else ():
+            for board in self._boards:
+                board.add_scalar(f"param_norm/{name}", norm, step)
 
     def log_validation(self, step: int, validated: ValidationResult) -> None:
         """Record a validation before the first step."""

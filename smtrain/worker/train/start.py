@@ -194,7 +194,8 @@ def _log(
     peak = peak_flops(config.compute.instance_type)
     return MetricsLog(
         container.output_data_dir, total_steps=options.steps, first_step=step + 1,
-        tokens_per_step=options.global_batch_size * options.seq_len,
+        samples=good.state.get("samples", 0) if good else 0, seq_len=options.seq_len,
+        ramp=options.batch_ramp is not None,
         flops_per_token=shape.flops_per_token(options.seq_len),
         peak=peak * engine.world_size if peak else None,
         live=container.tensorboard_dir if container.tensorboard_dir.is_dir() else None, trackers=trackers,
@@ -235,7 +236,7 @@ def _loader(config: JobConfig, data: Path, engine: Engine, vocab_size: int) -> L
     options = config.train
     common: dict[str, Any] = {
         "seq_len": options.seq_len, "global_batch_size": options.global_batch_size, "dp_rank": engine.dp_rank,
-        "dp_size": engine.dp_size, "seed": options.seed, "vocab_size": vocab_size,
+        "dp_size": engine.dp_size, "seed": options.seed, "vocab_size": vocab_size, "batch_at": options.batch_at,
     }  # fmt: skip
     if options.objective != "pretrain":
         packing = options.preference.packing if options.preference else True

@@ -46,6 +46,24 @@ def test_they_follow_the_batch_that_is_chosen_and_are_no_part_of_what_a_job_is()
     assert smtrain.plan(config).fits
 
 
+def test_a_batch_ramp_counts_in_steps_time_and_tokens() -> None:
+    ramp = {"start": 64, "increment": 64, "samples": 20_000}
+    told = without_steps(tokens=10**9, global_batch_size=512, seq_len=4096, warmup_steps=0)
+    plain = smtrain.load_config(told, target="aws")
+    config = smtrain.load_config({**told, "train": {**told["train"], "batch_ramp": ramp, "engine": "native"}},
+                                 target="aws", compute={"instance_type": "ml.p5.48xlarge"})  # fmt: skip
+    train = config.train
+    assert train.samples * 4096 >= 10**9 > (train.samples - 512) * 4096
+    assert train.steps > plain.train.steps
+    made, whole = smtrain.plan(config), smtrain.plan(config, set_=["train.batch_ramp=null"])
+    smaller = sum(count for count, size in train.batches() if size < 512)
+    assert any(f"train.batch_ramp: {smaller} of {train.steps} steps have fewer than 512" in w for w in made.warnings)
+    assert made.hours is not None
+    assert whole.hours is not None
+    more = train.steps / plain.train.steps
+    assert whole.hours < made.hours < more * whole.hours, "more steps for the same tokens, of which some are shorter"
+
+
 @pytest.mark.parametrize(
     ("train", "told"),
     [

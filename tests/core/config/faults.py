@@ -417,6 +417,32 @@ TRAIN = (
         )
         for base in ("local", "nxd")
     ),
+    case(
+        "local",
+        {"train.batch_ramp": {"start": 8, "increment": 2, "samples": 100}},
+        "train.batch_ramp.start: 8 is not below train.global_batch_size = 8",
+        ("lower it", {"train.batch_ramp.start": 4}),
+        ("leave train.batch_ramp out", {"train.batch_ramp": OUT}),
+    ),
+    case(
+        "local",
+        {"train.batch_ramp": {"start": 2, "increment": 4, "samples": 100}},
+        "train.batch_ramp.increment: 4 does not divide the 6 sequences",
+        ("take a number that does", {"train.batch_ramp.increment": 2}),
+    ),
+    case(
+        "local",
+        {"train.batch_ramp": {"start": 2, "increment": 1, "samples": 100}, "parallel.micro_batch_size": 2},
+        "train.batch_ramp.increment: 1 is not a multiple of dp x micro_batch_size = 1 x 2",
+        ("take one that is", {"train.batch_ramp.increment": 2}),
+    ),
+    *(
+        case("nxd", {key: value}, f"{key}: engine nxd", "leave it out")
+        for key, value in (
+            ("train.batch_ramp", {"start": 4, "increment": 2, "samples": 100}),
+            ("train.param_norm", "all"),
+        )
+    ),
     *(
         case(
             base,

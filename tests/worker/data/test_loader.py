@@ -12,6 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from smtrain.core.config.training import Train
 from smtrain.core.errors import DataError
 from smtrain.worker.data.load import loader as loader_module
 from smtrain.worker.data.load.loader import TokenLoader
@@ -121,6 +122,24 @@ def test_another_number_of_ranks_continues_exactly(folder: Path, sizes: list[int
             consumed += batch
         for loader in loaders:
             loader.close()
+
+
+def test_batches_that_grow_read_the_samples_in_the_same_order(folder: Path) -> None:
+    train = Train(global_batch_size=12, batch_ramp={"start": 4, "increment": 4, "samples": 20})  # type: ignore[arg-type]
+    same = load(folder, 4)
+    expected = [same.sample_ids(at)[i] for at in range(0, 60, 4) for i in range(4)]
+    found, at, sizes = [], 0, []
+    ranks = [load(folder, 12, rank, 2, batch_at=train.batch_at) for rank in (0, 1)]
+    while at < 48:
+        both = [rank.sample_ids(at) for rank in ranks]
+        assert [len(rank.batch(at)[0]) for rank in ranks] == [len(one) for one in both]
+        found += [sample for one in both for sample in one]
+        sizes.append(len(both[0]) * 2)
+        at += sizes[-1]
+    assert sizes == [4, 4, 4, 8, 12, 12, 12]
+    assert found == expected[: len(found)]
+    for loader in (same, *ranks):
+        loader.close()
 
 
 def test_the_order_is_frozen() -> None:

@@ -240,8 +240,8 @@ CONFIGS = {name: described for name, described in _ALL.items() if described}
 
 
 def mesh(text: str) -> ParallelOptions:
-    """`221 sp full bf16 m2 l1-3`: tp, pp, dp, then options such as cp2 and ep2; micro-batches are of 4 samples
-    unless m says otherwise, and stages are even unless l names their layers."""
+    """`221 sp full bf16 m2 l1-3`: tp, pp, dp, then options such as cp2, ep2 and norms; micro-batches are of 4
+    samples unless m says otherwise, and stages are even unless l names their layers."""
     sizes, *more = text.split()
     tp, pp, dp = map(int, sizes)
     options = ParallelOptions(tp, pp, dp, sequence_parallel="sp" in more)
@@ -254,6 +254,7 @@ def mesh(text: str) -> ParallelOptions:
     options = replace(options, expert_capacity=next((float(c[1:]) for c in more if c[0] == "c" and c[1] != "p"), None))
     for half in BY_PRECISION.keys() & more:
         options = replace(options, precision=half)
+    options = replace(options, param_norm="layers" if "norms" in more else "none")
     layers = next((map(int, m[1:].split("-")) for m in more if m[0] == "l"), ())
     options = replace(options, pipeline_cuts=cuts_of([*layers]))
     return replace(options, micro_batch_size=next((int(m[1:]) for m in more if m[0] == "m"), 4))
@@ -376,6 +377,17 @@ def refusal(action: Callable[[], object], otherwise: str) -> str:
 
 def train(rank: int, config: dict[str, Any], options: ParallelOptions, count: int = STEPS) -> list[tuple[float, float]]:
     return steps(engine(config, options), 0, count)
+
+
+def parameter_norms(rank: int, config: dict[str, Any], options: ParallelOptions) -> tuple[Any, dict[str, float]]:
+    """The norms that a step tells, and those of the parameters that transformers' module holds after it, on rank 0."""
+    e = engine(config, options)
+    result = e.step(*own(e, batch(config, 0)), lr(0))
+    whole: dict[str, float] = {}
+    for name, parameter in e.stage.own() if e.world_size == 1 else ():
+        if parameter.requires_grad:
+            whole[name] = float(parameter.detach().double().norm())
+    return result.param_norms, whole
 
 
 def fit_one_batch(rank: int, config: dict[str, Any], options: ParallelOptions, count: int) -> list[float]:

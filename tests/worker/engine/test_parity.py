@@ -124,6 +124,23 @@ def test_evaluation_is_the_loss_of_a_step(text: str, four: World) -> None:
     assert losses == pytest.approx([first] * 4, rel=1e-6)
 
 
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("name", ["llama-tied-509", "gemma4-values", "llama-kv1", "qwen3_5", "gpt2"])
+def test_norms_of_parameters_count_each_number_once(name: str, four: World, solo: World) -> None:
+    if name not in CONFIGS:
+        pytest.skip("transformers lacks the family")
+    config = CONFIGS[name]
+    _, own = solo.run(cases.parameter_norms, config, mesh("111 norms"))[0]
+    whole = sum(norm**2 for norm in own.values()) ** 0.5
+    layers = {f"layer_{i:02d}": sum(n**2 for name, n in own.items() if f".{i}." in name) ** 0.5 for i in range(4)}
+    for text in ("221 norms", "212 sp norms bf16", "122 norms l1-3", "411 norms"):
+        told, _ = four.run(cases.parameter_norms, config, mesh(text))[0]
+        assert told.whole == pytest.approx(whole, rel=1e-5 if "bf16" not in text else 1e-3), text
+        assert sum(norm**2 for norm in told.parts.values()) == pytest.approx(told.whole**2)
+        assert {part: told.parts[part] for part in layers} == pytest.approx(layers, rel=1e-3), text
+        assert ("head" in told.parts) == (not config.get("tie_word_embeddings"))
+
+
 def test_halves_train(four: World, solo: World) -> None:
     bf16, fp16, fp32 = (
         four.run(cases.fit_one_batch, CONFIGS["llama"], mesh(m), 8)[0] for m in ("212 sp bf16", "212 sp fp16", "212")

@@ -11,11 +11,15 @@ import pytest
 
 import smtrain
 from smtrain.core.protocol.log_lines import MACHINE_NUMBERS, machine_line, step_line, step_record
-from smtrain.worker.engine.base import PairMetrics, Scaling, StepResult
+from smtrain.worker.engine.base import PairMetrics, ParameterNorms, Scaling, StepResult
 from smtrain.worker.train.metrics import MetricsLog
 from smtrain.worker.train.validation import ValidationResult
 
 ROLE = "arn:aws:iam::111122223333:role/r"
+RUN: dict[str, Any] = {
+    "total_steps": 10, "first_step": 1, "samples": 0, "seq_len": 512, "ramp": False, "flops_per_token": 1e9,
+    "peak": 1e15,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("loss", "norm"), [(2.5, 0.25), (1e-7, 12345.0)])
@@ -23,9 +27,9 @@ def test_the_metric_definitions_find_every_number_in_a_steps_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], loss: float, norm: float
 ) -> None:
     log = MetricsLog(
-        tmp_path, total_steps=10, first_step=1, tokens_per_step=4096, flops_per_token=1e9, peak=1e15
+        tmp_path, **RUN
     )  # fmt: skip
-    log.log(1, StepResult(loss, norm), 1.5e-4, 0.0)
+    log.log(1, StepResult(loss, norm), 1.5e-4, 0.0, range(8))
     log.close()
     (line,) = capsys.readouterr().out.splitlines()
     request = smtrain.request(
@@ -48,8 +52,8 @@ def test_the_numbers_of_pairs_are_in_every_place(tmp_path: Path, capsys: pytest.
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     pairs = PairMetrics(0.25, -1.5, 0.75, -30.125, -1e-7)
-    log = MetricsLog(tmp_path, total_steps=10, first_step=1, tokens_per_step=4096, flops_per_token=1e9, peak=1e15)
-    log.log(1, StepResult(0.5, 1.0, pairs=pairs), 1e-6, 0.0, ValidationResult(0.6, 9, 0.5, 0.0, 0.125))
+    log = MetricsLog(tmp_path, **RUN)
+    log.log(1, StepResult(0.5, 1.0, pairs=pairs), 1e-6, 0.0, range(8), ValidationResult(0.6, 9, 0.5, 0.0, 0.125))
     log.close()
     (line,) = capsys.readouterr().out.splitlines()
     request = smtrain.request(
@@ -80,14 +84,30 @@ def test_the_numbers_of_pairs_are_in_every_place(tmp_path: Path, capsys: pytest.
 def test_a_step_that_was_skipped_says_so_in_place_of_its_norm(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    log = MetricsLog(tmp_path, total_steps=10, first_step=1, tokens_per_step=4096, flops_per_token=1e9, peak=1e15)
-    log.log(1, StepResult(2.0, float("inf"), Scaling(65536.0, 32768.0, True)), 1e-4, 0.0)
-    log.log(2, StepResult(2.0, 1.5, Scaling(32768.0, 32768.0, False)), 1e-4, 0.0)
+    log = MetricsLog(tmp_path, **RUN)
+    log.log(1, StepResult(2.0, float("inf"), Scaling(65536.0, 32768.0, True)), 1e-4, 0.0, range(8))
+    log.log(2, StepResult(2.0, 1.5, Scaling(32768.0, 32768.0, False)), 1e-4, 0.0, range(8, 16))
     log.close()
     one, two = (json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines())
     assert (one["loss_scale"], one["skipped"], "grad_norm" in one) == (65536.0, 1, False)
     assert (two["loss_scale"], "skipped" in two, two["grad_norm"]) == (32768.0, False, 1.5)
     assert "step=1 loss=2.000000 loss_scale=65536 skipped=1 lr=" in capsys.readouterr().out
+
+
+def test_norms_of_parameters_and_the_batch_of_a_ramp(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    log = MetricsLog(tmp_path, **{**RUN, "ramp": True})
+    norms = ParameterNorms(5.0, {"embedding": 3.0, "layer_00": 4.0})
+    log.log(1, StepResult(2.0, 1.5, param_norms=norms), 1e-4, 0.0, range(4))
+    log.log(2, StepResult(2.0, 1.5, param_norms=norms), 1e-4, 0.0, range(4, 12))
+    log.close()
+    one, two = (json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert (one["param_norm"], one["batch"], two["batch"]) == (5.0, 4, 8)
+    assert "grad_norm=1.5000 param_norm=5.0000 batch=4 lr=" in capsys.readouterr().out
+    board = EventAccumulator(str(tmp_path / "tensorboard"))
+    board.Reload()
+    assert [board.Scalars(f"param_norm/{part}")[0].value for part in norms.parts] == [3.0, 4.0]
 
 
 def test_machine_use_is_a_metric_on_request() -> None:
@@ -115,7 +135,7 @@ def test_machine_use_is_a_metric_on_request() -> None:
 
 def test_half_a_line_of_a_full_disk_does_not_spoil_the_next_run(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2, "lo')
-    log = MetricsLog(tmp_path, total_steps=10, first_step=2, tokens_per_step=4096, flops_per_token=1e9, peak=1e15)
-    log.log(2, StepResult(1.0, 1.0), 1e-4, 0.0)
+    log = MetricsLog(tmp_path, **{**RUN, "first_step": 2, "samples": 8})
+    log.log(2, StepResult(1.0, 1.0), 1e-4, 0.0, range(8, 16))
     log.close()
     assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [1, 2]

@@ -290,6 +290,36 @@ def test_changed_settings_are_reported_in_one_line(run: Run) -> None:
     assert Manifest.read(run.step(9)).state["samples"] == 6 * 4 + 3 * 8
 
 
+def test_a_resume_in_the_middle_of_a_batch_ramp_is_exact(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(trained, tmp_path / "whole", ignore=shutil.ignore_patterns("checkpoints", "output"))
+    shutil.copytree(tmp_path / "whole", tmp_path / "parts")
+    train = {"global_batch_size": 16, "batch_ramp": {"start": 4, "increment": 4, "samples": 24}, "param_norm": "layers"}
+    whole, parts = Run(tmp_path / "whole", capsys), Run(tmp_path / "parts", capsys)
+    whole.attempt(train)
+    kept = [(2, 4), (1, 8), (1, 12), (2, 16)]
+    assert Manifest.read(whole.step(6)).state["spans"] == [list(span) for span in kept]
+    shutil.copytree(whole.checkpoints, parts.checkpoints)
+    for step in (4, 6):
+        shutil.rmtree(parts.step(step))
+    assert "from checkpoint step_00000002" in parts.attempt(train)
+    records = [
+        {r["step"]: r for r in map(json.loads, (one.root / "output/data/metrics.jsonl").read_text().splitlines())}
+        for one in (whole, parts)
+    ]
+    exact = ("loss", "grad_norm", "param_norm", "batch", "lr")
+    assert [[record[key] for key in exact] for record in records[1].values()] == [
+        [records[0][step][key] for key in exact] for step in range(3, 7)
+    ]
+    assert Manifest.read(parts.step(6)).state["spans"] == [list(span) for span in kept]
+    for file in (MODEL, OPTIMIZER):
+        assert (parts.step(6) / file).read_bytes() == (whole.step(6) / file).read_bytes()
+    assert "batch_ramp None -> " not in parts.said
+    said = parts.attempt({**train, "batch_ramp": None, "steps": 7})
+    assert "continuing with changed steps 6 -> 7, batch_ramp {" in said
+
+
 @pytest.mark.parametrize("how", [Nxd(tp=1), Nxd(tp=2, form="xser"), Native(tp=1)])
 def test_one_flipped_bit_in_converted_shards_is_found_before_the_first_step(run: Run, how: Target) -> None:
     shutil.rmtree(run.checkpoints)

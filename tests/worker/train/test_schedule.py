@@ -34,3 +34,38 @@ def test_it_rises_then_never_rises_again_and_stays_in_bounds(steps: int, warmup:
     assert all(0 < rate <= 1e-3 * (1 + 1e-12) for rate in rates)
     falling = rates[max(0, warmup - 1) :]
     assert falling == sorted(falling, reverse=True)
+
+
+def megatron(start: int, increment: int, ramp_samples: int, whole: int, consumed: int) -> int:
+    """Megatron-core's rule (RampupBatchsizeNumMicroBatchesCalculator), in whole numbers."""
+    if consumed > ramp_samples:
+        return whole
+    return min(whole, start + consumed * ((whole - start) // increment) // ramp_samples * increment)
+
+
+@given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 6), st.integers(1, 400), st.integers(0, 200))
+def test_a_batch_ramp_is_megatrons_and_counts_its_steps(
+    start: int, increment: int, increments: int, samples: int, steps: int
+) -> None:
+    whole = start + increment * increments
+    ramp = {"start": start, "increment": increment, "samples": samples}
+    train = Train(steps=steps, global_batch_size=whole, batch_ramp=ramp)  # type: ignore[arg-type]
+    sizes, seen = [], 0
+    for _ in range(steps):
+        sizes.append(train.batch_at(seen))
+        assert sizes[-1] == megatron(start, increment, samples, whole, seen)
+        seen += sizes[-1]
+    assert sizes == sorted(sizes)
+    assert [size for count, size in train.batches() for _ in range(count)] == sizes
+    assert train.samples == seen
+    assert train.steps_for(seen) == steps
+    assert train.steps_for(seen + 1) == steps + 1
+    middle = sum(sizes[: steps // 2])
+    after = [size for count, size in train.batches(steps - steps // 2, middle) for _ in range(count)]
+    assert after == sizes[steps // 2 :]
+
+
+def test_without_a_ramp_all_batches_are_the_same() -> None:
+    train = Train(steps=7, global_batch_size=8)
+    assert (train.batches(), train.samples, train.batch_at(3)) == ([(7, 8)], 56, 8)
+    assert [train.steps_for(n) for n in (0, 1, 8, 9)] == [0, 1, 1, 2]

@@ -7,10 +7,26 @@ from collections.abc import Iterator
 from smtrain.core.config.checks.rule import ConfigRule as Rule
 from smtrain.core.config.checks.rule import Fault, broken
 from smtrain.core.config.schema import JobConfig
+from smtrain.core.config.training import BatchRamp
 from smtrain.core.facts.engines import engine_fault, is_neuron, no_gpu_for_fp16, precision_fault
 from smtrain.core.facts.image_fit import unsuited
 
 _KEY = "train.validation"
+
+
+def _ramp(config: JobConfig) -> BatchRamp:
+    assert config.train.batch_ramp is not None
+    return config.train.batch_ramp
+
+
+def _growth(config: JobConfig) -> int:
+    """Sequences by which a batch ramp grows."""
+    return config.train.global_batch_size - _ramp(config).start
+
+
+def _each(config: JobConfig) -> int:
+    """Sequences that all copies of the model take at a time."""
+    return int(config.dp * config.parallel.micro_batch_size)
 
 
 def _stages(config: JobConfig) -> int:
@@ -38,6 +54,19 @@ TRAIN = (
          lambda c: c.parallel.pipeline_cuts and len(c.parallel.pipeline_cuts) != _stages(c) - 1,
          lambda c: f"parallel.pipeline_cuts: {len(c.parallel.pipeline_cuts)} cuts for {_stages(c)} stages (pp x "
                    f"virtual_stages); give {_stages(c) - 1} or none"),
+    Rule("train.batch_ramp.start train.global_batch_size",
+         lambda c: c.train.batch_ramp and c.train.batch_ramp.start >= c.train.global_batch_size,
+         lambda c: f"train.batch_ramp.start: {_ramp(c).start} is not below train.global_batch_size = "
+                   f"{c.train.global_batch_size}; lower it, or leave train.batch_ramp out"),
+    Rule("train.batch_ramp.start train.batch_ramp.increment train.global_batch_size",
+         lambda c: c.train.batch_ramp and _growth(c) > 0 and _growth(c) % _ramp(c).increment,
+         lambda c: f"train.batch_ramp.increment: {_ramp(c).increment} does not divide the {_growth(c)} sequences "
+                   f"between start = {_ramp(c).start} and train.global_batch_size = {c.train.global_batch_size}; take "
+                   "a number that does"),
+    Rule("train.batch_ramp.increment parallel.dp parallel.micro_batch_size parallel.tp parallel.pp",
+         lambda c: c.train.batch_ramp and _ramp(c).increment % _each(c),
+         lambda c: f"train.batch_ramp.increment: {_ramp(c).increment} is not a multiple of dp x micro_batch_size = "
+                   f"{c.dp} x {c.parallel.micro_batch_size}; take one that is"),
     Rule("train.warmup_steps train.steps", lambda c: c.train.warmup > c.train.steps > 0,
          lambda c: f"train.warmup_steps: {c.train.warmup_steps} is more than train.steps = {c.train.steps}; use at "
                    "most that"),
@@ -103,6 +132,10 @@ NATIVE = tuple(
 )  # fmt: skip
 
 NXD = (
+    Rule("train.batch_ramp train.engine", lambda c: c.train.batch_ramp,
+         "train.batch_ramp: engine nxd's graphs are compiled for one batch; leave it out"),
+    Rule("train.param_norm train.engine", lambda c: c.train.param_norm != "none",
+         "train.param_norm: engine nxd does not measure it; leave it out"),
     Rule("parallel.cp train.engine", lambda c: c.parallel.cp > 1,
          "parallel.cp: only engine native cuts sequences over processes; leave it out"),
     Rule("train.compile train.engine", lambda c: c.train.compile,

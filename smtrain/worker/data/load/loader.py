@@ -14,9 +14,10 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -31,6 +32,24 @@ AHEAD = 4
 READERS = 4
 """Threads that read, each with its own open files."""
 _WARM_BYTES = 4 << 20
+
+
+class Deal(NamedTuple):
+    """The division of global batches over the data-parallel ranks, in equal contiguous parts."""
+
+    rank: int
+    ranks: int
+    batch_at: Callable[[int], int]
+
+    def own(self, samples_consumed: int) -> range:
+        """This rank's samples of the global batch that follows a number of samples."""
+        share = self.batch_at(samples_consumed) // self.ranks
+        first = samples_consumed + self.rank * share
+        return range(first, first + share)
+
+    def following(self, samples_consumed: int) -> int:
+        """The samples consumed after that batch."""
+        return samples_consumed + self.batch_at(samples_consumed)
 
 
 class TokenLoader:
@@ -51,18 +70,18 @@ class TokenLoader:
         seed: int,
         vocab_size: int,
         weights: Sequence[float] | None = None,
+        batch_at: Callable[[int], int] | None = None,
     ) -> None:
+        """`batch_at` is the global batch that follows a number of samples, if it is not always the same."""
         if global_batch_size % dp_size or not 0 <= dp_rank < dp_size:
             raise ValueError(f"rank {dp_rank} of {dp_size} cannot share a global batch of {global_batch_size}")
         self.manifest = DatasetManifest.load(folder)
         check_fits(self.manifest, folder, seq_len, vocab_size)
         self.seq_len = seq_len
-        self.global_batch_size = global_batch_size
         self.samples = self.manifest.samples
         self.waited = 0.0
         """Seconds that `batch` has waited for data so far."""
-        self._share = global_batch_size // dp_size
-        self._first = dp_rank * self._share
+        self._deal = Deal(dp_rank, dp_size, batch_at or (lambda samples: global_batch_size))
         self._dtype = np.dtype(self.manifest.dtype).newbyteorder("<")
         parts = self.manifest.parts
         if weights and len(weights) != len(parts):
@@ -90,7 +109,9 @@ class TokenLoader:
         Returns (input_ids, labels), int64, each [global_batch_size / dp_size, seq_len]; labels are the inputs shifted
         by one. The batches after it are read in the background.
         """
-        wanted = [samples_consumed + i * self.global_batch_size for i in range(AHEAD + 1)]
+        wanted = [samples_consumed]
+        for _ in range(AHEAD):
+            wanted.append(self._deal.following(wanted[-1]))
         for consumed in [c for c in self._ahead if c not in wanted]:
             self._ahead.pop(consumed).cancel()
         for consumed in wanted:
@@ -103,8 +124,7 @@ class TokenLoader:
 
     def sample_ids(self, samples_consumed: int) -> list[tuple[int, int]]:
         """(part, window in it) of the samples in this rank's part of that global batch."""
-        first = samples_consumed + self._first
-        return [self._order.sample(i) for i in range(first, first + self._share)]
+        return [self._order.sample(i) for i in self._deal.own(samples_consumed)]
 
     def close(self) -> None:
         self._closing.set()

@@ -7,6 +7,7 @@ and positions, whose last token predicts nothing. Pairs of preferences have a fo
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from smtrain.core.model.footprint import IGNORED
 from smtrain.worker.data.checksums import sums_of_pair
-from smtrain.worker.data.load.loader import TokenLoader, check_fits
+from smtrain.worker.data.load.loader import Deal, TokenLoader, check_fits
 from smtrain.worker.data.load.rows import Batch, rows_of
 from smtrain.worker.data.manifest import DatasetManifest, shards_of
 from smtrain.worker.data.pack.indexed import joined_index, read_index
@@ -32,16 +33,14 @@ class PackedLoader:
 
     def __init__(
         self, folder: Path, *, seq_len: int, global_batch_size: int, dp_rank: int, dp_size: int, seed: int,
-        vocab_size: int, packing: bool = True,
+        vocab_size: int, packing: bool = True, batch_at: Callable[[int], int] | None = None,
     ) -> None:  # fmt: skip
         if global_batch_size % dp_size or not 0 <= dp_rank < dp_size:
             raise ValueError(f"rank {dp_rank} of {dp_size} cannot share a global batch of {global_batch_size}")
         self.manifest = DatasetManifest.load(folder)
         check_fits(self.manifest, folder, seq_len, vocab_size)
-        self.seq_len, self.global_batch_size = seq_len, global_batch_size
-        self.waited = 0.0
-        self._share = global_batch_size // dp_size
-        self._first = dp_rank * self._share
+        self.seq_len, self.waited = seq_len, 0.0
+        self._deal = Deal(dp_rank, dp_size, batch_at or (lambda rows: global_batch_size))
         self.rows = rows_of(folder, self.manifest, seq_len, seed, packing=packing)
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="read-ahead")
         self._ahead: tuple[int, Future[tuple[torch.Tensor, ...]]] | None = None
@@ -57,7 +56,7 @@ class PackedLoader:
             self._ahead = samples_consumed, self._reader.submit(self._read, samples_consumed)
         batch = self._ahead[1].result()
         self.waited += time.perf_counter() - began
-        following = samples_consumed + self.global_batch_size
+        following = self._deal.following(samples_consumed)
         self._ahead = following, self._reader.submit(self._read, following)
         return batch
 
@@ -66,8 +65,7 @@ class PackedLoader:
         self.rows.close()
 
     def _read(self, samples_consumed: int) -> tuple[torch.Tensor, ...]:
-        first = samples_consumed + self._first
-        return self.rows.rows([self.rows.packing.row(i) for i in range(first, first + self._share)])
+        return self.rows.rows([self.rows.packing.row(i) for i in self._deal.own(samples_consumed)])
 
 
 class WithinDocuments:

@@ -25,6 +25,7 @@ from smtrain.worker.engine.base import (
     Evaluation,
     OptimizerOptions,
     ParallelOptions,
+    ParameterNorms,
     PreferenceOptions,
     Scaling,
     StepResult,
@@ -36,7 +37,7 @@ from smtrain.worker.engine.native.comm import Numbers, ProcessMesh, to_device
 from smtrain.worker.engine.native.pipeline import MicroBatch, Pipeline
 from smtrain.worker.engine.native.preference import PairBatch, PreferenceLoss, pair_counts
 from smtrain.worker.engine.native.stage import Stage
-from smtrain.worker.engine.native.zero1 import Zero1AdamW
+from smtrain.worker.engine.native.zero1 import Zero1AdamW, parts_of
 from smtrain.worker.engine.parts import part
 from smtrain.worker.engine.saving import Saver, local_rank
 
@@ -82,6 +83,8 @@ class NativeEngine:
             self.stage.load_adapters(RandomFactors(AdapterShape.of(self.shape, lora), seed))
         self._preference = None if preference is None else PreferenceLoss(preference)
         self.pipeline = Pipeline(self.stage, self.mesh, self._preference)
+        whole, layers = [""], parts_of(self.stage.trained.layout.shape)
+        self._normed: list[str] = {"none": [], "all": whole, "layers": layers}[options.param_norm]
         self._to_compile = options.compile
         self._wide = torch.float64 if self.device.type in ("cpu", "cuda") else torch.float32
         self._saver = Saver(self.mesh, persist.StageContents(self), lambda: self.allowed())
@@ -119,7 +122,8 @@ class NativeEngine:
             total = torch.cat([total.reshape(-1), routing]) if len(routing) else total
             for group in (self.mesh.shard_group, self.mesh.pp_group):  # only the last stages have the sum
                 dist.all_reduce(total, group=group)
-        made = Numbers([total, *counted, norm, *before, *([] if scaling is None else [scaling.scale])])
+        after = [self.optimizer.parameter_squares(self._normed)] if self._normed else []
+        made = Numbers([total, *counted, norm, *before, *([] if scaling is None else [scaling.scale]), *after])
         if self._to_compile and self.rank == 0:
             took = time.perf_counter() - began
             print(f"train.compile: the first step took {took:.0f} s, in which the layers were compiled", flush=True)
@@ -127,6 +131,7 @@ class NativeEngine:
 
         def numbers() -> StepResult:
             read = made.read()
+            read, squares = read[: len(read) - len(self._normed)], read[len(read) - len(self._normed) :]
             sums, read = read[: total.numel()], read[total.numel() :]
             sums, routed = sums[:size], sums[size:]
             words, (grad_norm, *scales) = read[: 2 * len(counted)], read[2 * len(counted) :]
@@ -137,6 +142,9 @@ class NativeEngine:
                 result = StepResult(preference.loss(sums, *sizes), grad_norm, pairs=preference.metrics(sums, sizes[0]))
             if self.stage.balance is not None:
                 result = replace(result, routing=self.stage.balance.metrics(routed, calls))
+            if squares:
+                by_part = dict(zip(self._normed, map(math.sqrt, squares), strict=True)) if len(squares) > 1 else {}
+                result = replace(result, param_norms=ParameterNorms(math.sqrt(sum(squares)), by_part))
             if not scales:
                 return result
             used, following = scales

@@ -7,12 +7,13 @@ bf16 and fp16 there is a master copy.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from smtrain.core.model.families import LAYER, ModelShape
 from smtrain.worker.engine.base import OptimizerOptions
 from smtrain.worker.engine.native.comm import ProcessMesh
 from smtrain.worker.engine.native.exchange import GradientSums, WeightShares
@@ -37,8 +38,9 @@ class Shard:
         kv_heads = [kind.kv_heads for kind in trained.layout.shape.kinds]
         self._summed_over_copies: dict[int, list[torch.Tensor]] = {count: [] for count in kv_heads}
         self._tied: torch.Tensor | None = None
-        self._weights: list[tuple[int, int, float]] = []
+        self._weights: list[tuple[int, int, float, str]] = []
         layout, late = trained.layout, set[str]()
+        self._shape = layout.shape
         for name, at, size in self.table.entries:
             grad, cut = self.gradients.of[name], layout.shard(name, mesh.tp_rank)
             weight = 1.0 / cut.copies  # each number of the model counts once in the norm
@@ -54,7 +56,7 @@ class Shard:
                 weight = weight if stage.first else 0.0
             low, high = max(at, self.start), min(at + size, self.start + self.shard)
             if low < high and weight:
-                self._weights.append((low - self.start, high - self.start, weight))
+                self._weights.append((low - self.start, high - self.start, weight, name))
         self._copies_groups = {count: mesh.subgroup("tp", layout.kv_groups(count)) for count in kv_heads}
         ends = [(0, mesh.pp - 1)] if layout.shape.tied and mesh.pp > 1 else []
         self._tied_group = mesh.subgroup("pp", ends)
@@ -111,8 +113,14 @@ class Shard:
 
     def add_squares(self, total: torch.Tensor) -> None:
         """Add the squares of this rank's gradients to `total`; copies of a number share its weight."""
-        for start, stop, weight in self._weights:
+        for start, stop, weight, _ in self._weights:
             total += weight * _square_sum(self._grad_part[start:stop])
+
+    def squares(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The squares of this rank's trained parameters, by name; copies of a number share its weight."""
+        for start, stop, weight, name in self._weights:
+            if self.gradients.expected(name):
+                yield name, weight * _square_sum(self.master[start:stop])
 
     def update(self, lr: float, shrunk: torch.Tensor | None, found_inf: torch.Tensor | None) -> None:
         """Multiply the gradients by `shrunk`, update, and begin to share the new parameters."""
@@ -221,6 +229,31 @@ class Zero1AdamW(Shard):
         with part("data parallel"):
             dist.all_reduce(total)
         return total.sqrt()
+
+    @torch.no_grad()
+    def parameter_squares(self, parts: Sequence[str]) -> torch.Tensor:
+        """The squared norms of the trained parameters of the whole mesh, by `parts` (`parts_of`)."""
+        sums = {name: self.master.new_zeros(()) for name in parts}
+        for shard in self.shards:
+            for name, square in shard.squares():
+                part_name = _part_of(self._shape, name) if len(parts) > 1 else parts[0]
+                sums[part_name] = sums[part_name] + square
+        total = torch.stack([*sums.values()])
+        with part("data parallel"):
+            dist.all_reduce(total)
+        return total
+
+
+def parts_of(shape: ModelShape) -> list[str]:
+    """The parts of a model whose parameters have a norm of their own in the log."""
+    return list(dict.fromkeys(_part_of(shape, spec.name) for spec in shape.specs))
+
+
+def _part_of(shape: ModelShape, name: str) -> str:
+    if m := LAYER.search(name):
+        return f"layer_{int(m[1]):02d}"
+    ends = {shape.head_name: "head", shape.positions_name: "positions", shape.embed_name: "embedding"}
+    return ends.get(name, "norm")
 
 
 def _needed_by(stage: Stage) -> tuple[dict[int, int], int]:
