@@ -74,7 +74,7 @@ def measure(folder: Path, adapter: Path | None, request: LongRequest, say: Calla
     """
     from smtrain.worker.generation.load import load
 
-    reader = _Reader(load(folder, adapter=adapter))
+    reader = _LoadedModel(load(folder, adapter=adapter))
     lengths = request.lengths or lengths_for(reader.positions)
     if reader.learned and reader.positions is not None and lengths[-1] > reader.positions:
         raise DataError(
@@ -131,7 +131,7 @@ Tokens = Callable[[str], list[int]]
 """The ids of a text, without special tokens."""
 
 
-class _Reader:
+class _LoadedModel:
     """A loaded model, and its tokenizer without special tokens."""
 
     def __init__(self, loaded: Any) -> None:
@@ -179,7 +179,7 @@ class _Reader:
         return (logits / scales["cap"]).tanh() * scales["cap"] if "cap" in scales else logits
 
 
-def _find_needles(reader: _Reader, request: LongRequest, lengths: Sequence[int], made: LongMeasured) -> None:
+def _find_needles(reader: _LoadedModel, request: LongRequest, lengths: Sequence[int], made: LongMeasured) -> None:
     each = request.limit or QUESTIONS
     haystack = haystack_of(reader.tokens, request.text, lengths[-1])
     found: dict[int, list[float]] = {}
@@ -194,7 +194,7 @@ def _find_needles(reader: _Reader, request: LongRequest, lengths: Sequence[int],
     _note(made, NEEDLE, [f"{length} {depth} {n}" for length in lengths for depth in DEPTHS for n in range(each)])
 
 
-def _is_found(reader: _Reader, haystack: Sequence[int], question: tuple[int, float, int]) -> float:
+def _is_found(reader: _LoadedModel, haystack: Sequence[int], question: tuple[int, float, int]) -> float:
     """1 if each token of the answer is the likeliest after those before it, as if the model wrote it; else 0."""
     ids, answer = needle_text(reader.tokens, reader.begin, haystack, *question)
     return float(all(reader.log_probabilities(ids, len(ids) - 1 - answer)[1]))
@@ -234,7 +234,7 @@ def haystack_of(tokens: Tokens, text: Path | str | None, length: int) -> list[in
     return out
 
 
-def _loss_by_position(reader: _Reader, request: LongRequest, lengths: Sequence[int], made: LongMeasured) -> None:
+def _loss_by_position(reader: _LoadedModel, request: LongRequest, lengths: Sequence[int], made: LongMeasured) -> None:
     if request.text is None:
         raise DataError(f"evaluate.text: is missing, and {POSITIONS} needs long documents; name some.")
     wanted, longest = lengths[-1] + 1 - len(reader.begin), ""

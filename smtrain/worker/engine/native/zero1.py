@@ -25,7 +25,7 @@ from smtrain.worker.engine.parts import part
 _CHUNK = 4096  # numbers in one fp32 norm: over 10 M at once it is off by 4e-4
 
 
-class Shard:
+class OptimizerShard:
     """This rank's part of the optimizer's state for one flat buffer, which the ranks that are alike divide."""
 
     def __init__(self, stage: Stage, trained: Trained, mesh: ProcessMesh, options: OptimizerOptions) -> None:
@@ -147,7 +147,7 @@ class Shard:
             state["step"].fill_(steps)
 
 
-class Zero1AdamW(Shard):
+class Zero1AdamW(OptimizerShard):
     """The optimizer of one rank; it owns the stage's gradients from now on.
 
     In fp32 it updates the stage's values; in bf16 and fp16 call `take` with each parameter's fp32 values. `experts` is
@@ -160,8 +160,8 @@ class Zero1AdamW(Shard):
         # By the stage's dtype, not the trained one's: gradients pass through the stage's activations.
         self.loss_scale = LossScale(mesh.device) if stage.dtype == torch.float16 else None
         experts = stage.trained_experts
-        self.experts = None if experts is None else Shard(stage, experts, mesh, options)
-        self.shards: list[Shard] = [self] if self.experts is None else [self, self.experts]
+        self.experts = None if experts is None else OptimizerShard(stage, experts, mesh, options)
+        self.shards: list[OptimizerShard] = [self] if self.experts is None else [self, self.experts]
         stage.before_layer = self._before_layer
 
     def _before_layer(self, layer: int) -> None:
