@@ -58,7 +58,7 @@ COMMANDS = {
     ),
     "cluster": (
         "smtrain.cli.cluster",
-        "`template CONFIG` prints a Slurm cluster on AWS, `clean` frees the shared folder of one.",
+        "`network` and `template` print a Slurm cluster for AWS, `clean` frees the shared folder of one.",
     ),
     "pool": ("smtrain.cli.pool", "`list` warm pools with what they cost, `release` one."),
     "local": (
