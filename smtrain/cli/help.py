@@ -226,12 +226,12 @@ GROUPS: dict[str, dict[str, Sequence[str]]] = {
         "While it runs": ("--follow", "--resume", "--plain", "--every", "--lines"),
     },
     "chat": {
-        "The model": ("--endpoint", "--compare", "--adapter", "--target"),
+        "The model": ("--endpoint", "--compare", "--adapter", "--processes", "--config", "--target"),
         "What it is asked": ("--system", "--template", "--turns"),
         "How it answers": _SAMPLING,
     },
     "generate": {
-        "The model": ("--adapter", "--target"),
+        "The model": ("--adapter", "--processes", "--config", "--target"),
         "What it is asked": ("--prompt", "--chat", "--system", "--template"),
         "How it answers": (*_SAMPLING, "--beams", "--length-penalty"),
         "Output": ("--out", "--overwrite", "--batch", "--stream", "--json"),
