@@ -28,6 +28,8 @@ from smtrain.core.model.lora import AdapterShape, Lora
 
 # Outside of tensors: the runtime, buffers of collectives, loaded graphs. An assumption, not yet measured on a device.
 RUNTIME = 1.0 * GIB
+SINK_BLOCK = 1024
+"""Queries that attention with sinks takes at a time (worker/engine/native/sinks.py); more are computed again."""
 # Host memory of a training process before anything is loaded: Python, torch, the graphs' host side. An assumption that
 # gives 340 to 410 GB for 70B with asynchronous saves, where NxD Training's known issues report 270 to 482 GB.
 PROCESS = 8.0 * GIB
@@ -253,9 +255,14 @@ def _saved_by_adapters(work: Work, mesh: Mesh, lora: Lora) -> float:
 
 def _scores(work: Work, mesh: Mesh) -> float:
     """Bytes per token that a layer keeps of its attention weights if they are written to memory."""
+    w, heads = work.width, work.shape.heads / mesh.tp
+    if (
+        work.shape.rules.sinks and mesh.cp == 1
+    ):  # an fp32 softmax, in half precision a copy of it, and a mask; of several blocks nothing
+        alone = work.seq_len <= SINK_BLOCK
+        return ((4.0 + (w if w == 2 else 0)) * heads + 1) * (work.seq_len + 1) if alone else 0.0
     if work.fused_attention or mesh.cp > 1:  # cut rows compute them again, a chunk at a time
         return 0.0
-    w, heads = work.width, work.shape.heads / mesh.tp
     if work.apart and work.gathers_again:  # engine nxd: an fp32 softmax, in bf16 a copy of it, and each layer's mask
         return ((4.0 + (w if w == 2 else 0)) * heads + 1) * work.seq_len
     return 2.0 * w * heads * work.seq_len
@@ -299,6 +306,10 @@ def _moments(work: Work, machine: Machine, mesh: Mesh, stage: int, numbers: int)
     moments += _net_moments(work, mesh, stage, saved, kept)
     if mesh.cp > 1:
         moments += _cut_moments(work, machine, mesh, stage, kept + again)
+    elif shape.rules.sinks and kinds:  # gradients of a block's probabilities and scores, and if it is made again these
+        size = min(work.seq_len, SINK_BLOCK) * float(tokens) * shape.heads / mesh.tp
+        each_score = 8.0 if work.seq_len <= SINK_BLOCK else 11.0  # the second is fitted to peaks of fp32 and bf16
+        moments.append((kept + again, 0.0, each_score * size + w * whole))
     elif not work.fused_attention and kinds:  # gradients of the scores and of their softmax
         each_score = 8.0 if work.gathers_again else 2.0 * w  # NxD's softmax is in fp32
         moments.append((kept + again, 0.0, each_score * shape.heads / mesh.tp * work.seq_len * tokens + w * whole))
@@ -376,8 +387,9 @@ def _standing(work: Work, mesh: Mesh) -> float:
 
 
 def _repeats(work: Work, mesh: Mesh) -> bool:
-    """Whether attention keeps keys and values once for each query head, as torch's kernels with a mask need it."""
-    return work.masked and mesh.cp == 1
+    """Whether attention keeps keys and values once for each query head: torch's kernels with a mask need it, and the
+    attention with sinks does it."""
+    return (work.masked or work.shape.rules.sinks) and mesh.cp == 1
 
 
 # Queries of a chunk of a cut row, on a CPU and elsewhere (worker/engine/native/cut_rows.py).

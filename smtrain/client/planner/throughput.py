@@ -239,7 +239,7 @@ def _layer_time(work: Work, mesh: Mesh, k: Coefficients, tokens: int, rate: floa
         if shape.delta is not None:
             again = 2.0 * shape.hidden * (shape.delta.keys + 1.5 * shape.delta.values) / mesh.tp / used
     layer = (_DENSE[mesh.recompute] + again - frozen) * 2.0 * used * tokens / rate
-    slow = k.fused_attention if work.fused_attention else k.unfused_attention
+    slow = k.fused_attention if work.fused_attention and not shape.rules.sinks else k.unfused_attention
     scores = _SCORES[mesh.recompute] * 4.0 * shape.heads * shape.head_dim / mesh.tp * span * tokens * slow / rate
     if shape.delta is not None:
         # Within chunks, and with the state of the chunk before; once more, as the rule is always computed again.

@@ -24,7 +24,7 @@ def worlds() -> Iterator[dict[int, World]]:
 # In the gate: each precision and way to recompute, and each direction of the mesh.
 GATE = {
     ("llama", "221 m1 bf16 sp"), ("mistral", "121 m1 full"), ("qwen3", "211 m2 selective"),
-    ("gpt_neox", "112 m2 bf16"), ("qwen3_5_text", "111 m2 full bf16"),
+    ("gpt_neox", "112 m2 bf16"), ("qwen3_5_text", "111 m2 full bf16"), ("qwen3_moe", "112 m2 ep2 bf16"),
 }  # fmt: skip
 ADAPTED_GATE = {("gpt_neox", "111 m2 bf16"), ("llama", "221 m1 bf16 sp")}
 
