@@ -122,9 +122,9 @@ def _part(
     if len(shape) == 3 and dim != 0 and (dim is not None or one > BLOCK):  # experts in one tensor, which are large
         inside = [_inside(shard) for shard in shards]
         for at in range(shape[0]):
-            _rows(_Matrix(source, name, tally, at), inside, running, put)
+            _rows(_MatrixRows(source, name, tally, at), inside, running, put)
     else:
-        _rows(_Matrix(source, name, tally), shards, running, put)
+        _rows(_MatrixRows(source, name, tally), shards, running, put)
 
 
 def _inside(shard: Shard) -> Shard:
@@ -140,7 +140,7 @@ def blocks_of(source: WeightSource, name: str, shard: Shard) -> Iterator[Bits]:
         return
     stacked = len(shape) == 3 and shard.dim != 0
     for at in range(shape[0]) if stacked else (None,):
-        matrix = _Matrix(source, name, None, at)
+        matrix = _MatrixRows(source, name, None, at)
         own = _inside(shard) if stacked else shard
         if own.dim == 0:
             yield from matrix.cut(own)
@@ -151,7 +151,7 @@ def blocks_of(source: WeightSource, name: str, shard: Shard) -> Iterator[Bits]:
 
 
 @dataclass(frozen=True)
-class _Matrix:
+class _MatrixRows:
     """The rows of a parameter, or of the matrix `at` in a stack of them."""
 
     source: WeightSource
@@ -190,7 +190,7 @@ class _Matrix:
             yield np.zeros((missing, *self.shape[1:]), self.source.dtype(self.name).bits)
 
 
-def _rows(matrix: _Matrix, shards: Sequence[Shard], running: Sequence[Running], put: Put) -> None:
+def _rows(matrix: _MatrixRows, shards: Sequence[Shard], running: Sequence[Running], put: Put) -> None:
     assert matrix.tally is not None
     if shards[0].dim == 0:
         for to, shard in zip(running, shards, strict=True):
