@@ -120,8 +120,8 @@ def missing(name: str, names: Mapping[str, Slab], shape: ModelShape, location: o
     family = FAMILIES[shape.family]
     if any("lora_" in stored for stored in names):
         return unmerged(location)
-    if any(".experts." in stored for stored in names):
-        return _experts(location)
+    if fault := _of_experts(name, names, shape, location):
+        return fault
     if name == f"{family.head}.weight":
         return CheckpointError(
             f"{location} has no {name}, and its config.json does not tie the output layer to the embedding: if the "
@@ -167,8 +167,8 @@ def unknown(name: str, names: Mapping[str, Slab], shape: ModelShape, location: o
     family, shown = FAMILIES[shape.family], name[:200]
     if "lora_" in name:
         return unmerged(location)
-    if ".experts." in name:
-        return _experts(location)
+    if ".experts." in name and (fault := _of_experts(name, names, shape, location)):
+        return fault
     match = LAYER.search(f".{name}")
     if match and int(match[1]) >= shape.layers:
         layers = max(_layers(names) | {int(match[1])}) + 1
@@ -257,8 +257,28 @@ def unmerged(location: object) -> CheckpointError:
     )
 
 
-def _experts(location: object) -> CheckpointError:
-    return CheckpointError(f"{location} holds a mixture of experts, which smtrain cannot train; take a dense model.")
+_EXPERT = re.compile(r"\.experts\.(\d+)\.")
+
+
+def _of_experts(name: str, names: Iterable[str], shape: ModelShape, location: object) -> CheckpointError | None:
+    """The error if files and config.json have different experts; `name` is in only one of them."""
+    held = {int(match[1]) for stored in names if (match := _EXPERT.search(stored))}
+    if shape.experts is None:
+        if not held and ".experts." not in name:
+            return None
+        return CheckpointError(
+            f"{location} holds a mixture of experts, and its config.json is of {with_article(shape.family)} model "
+            "without: take the config.json that was saved with these weights.",
+            code="checkpoint.other_model",
+        )
+    if not (match := _EXPERT.search(name)) or held in (set(), {*range(shape.experts.count)}):
+        return None
+    whole = " if that is the whole model, else copy the files of the others" if max(held) < int(match[1]) else ""
+    return CheckpointError(
+        f"{location} has {max(held) + 1} experts in a layer, and its config.json says {shape.experts.count}: set the "
+        f"number of experts there (num_experts or num_local_experts) to {max(held) + 1}{whole}.",
+        code="checkpoint.other_model",
+    )
 
 
 def _layers(names: Iterable[str]) -> set[int]:

@@ -255,6 +255,33 @@ def test_a_state_dict_of_transformers_is_read_expert_by_expert(tmp_path: Path, c
     assert same(weights_of(open_weights(tmp_path / "bin")), load_file(tmp_path / "hf/model.safetensors"))
 
 
+def test_other_experts_in_files_than_in_config_json_are_told(tmp_path: Path) -> None:
+    hf = hf_folder(tmp_path / "hf", QWEN)
+    for count, remedy in ((6, r"to 4 if that is the whole model, else copy"), (3, r"to 4\.")):
+        (hf / "config.json").write_text(json.dumps({**QWEN, "num_experts": count}))
+        save_file(weights_with_router(count), hf / "model.safetensors", {"format": "pt"})
+        with pytest.raises(
+            CheckpointError, match=f"has 4 experts in a layer, and its config.json says {count}.*{remedy}"
+        ):
+            open_weights(hf)
+    dense = {**LLAMA, "model_type": "qwen3", "head_dim": 4, "num_hidden_layers": 2}
+    (hf / "config.json").write_text(json.dumps(dense))
+    with pytest.raises(CheckpointError, match="holds a mixture of experts, and its config.json is of a qwen3 model"):
+        open_weights(hf)
+    weights = random_weights(QWEN)
+    del weights["model.layers.1.mlp.experts.2.up_proj.weight"]
+    (hf / "config.json").write_text(json.dumps(QWEN))
+    save_file(weights, hf / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"lacks the parameter .*experts\.2\.up_proj.weight"):
+        open_weights(hf)
+
+
+def weights_with_router(count: int) -> dict[str, torch.Tensor]:
+    """Weights of four experts with a router of `count`."""
+    routers = {n: w for n, w in random_weights({**QWEN, "num_experts": count}).items() if n.endswith("mlp.gate.weight")}
+    return random_weights(QWEN) | routers
+
+
 def test_faults_of_experts_are_named(tmp_path: Path) -> None:
     hf = hf_folder(tmp_path / "hf", QWEN)
     weights = load_file(hf / "model.safetensors")
