@@ -10,6 +10,7 @@ from typing import Any
 
 from smtrain.client.preflight.context import Context, Unread, described_in, json_of
 from smtrain.client.preflight.findings import Finding
+from smtrain.client.preflight.long_text import documents
 from smtrain.core.config import textfiles
 from smtrain.core.config.checks.data import tasks_in
 from smtrain.core.config.checks.local_data import mismatches, unread_remedy
@@ -210,3 +211,4 @@ def text(context: Context) -> Iterator[Finding]:
                 "text", "fault", f"{key}: {source.path} holds no file of text that can be read",
                 unread_remedy(folder, given.data.encoding),
             )  # fmt: skip
+    yield from documents(context)

@@ -690,6 +690,24 @@ def test_what_is_left_out_of_text_here_is_said_before_it_is_uploaded(aws: dict[s
         report(with_(aws, "data", path=str(text)), "text")  # `check` itself reports it as a finding
 
 
+def test_text_that_is_too_short_for_the_positions_of_model_rope_is_a_warning(
+    aws: dict[str, Any], tmp_path: Path
+) -> None:
+    text = tmp_path / "texts"
+    text.mkdir()
+    (text / "a.jsonl").write_text("".join(json.dumps({"text": "x" * size}) + "\n" for size in (900, 1100)))
+    raw = with_(aws, "data", path=str(text))
+    raw["model"] = {**raw["model"], "rope": {"type": "yarn", "factor": 4}}
+    (told,) = [f for f in report(raw, "text").findings if "model.rope" in f.text]
+    assert told.level == "ok"
+    assert "about 55% of the text is in documents longer than the 256 positions" in told.text
+    (text / "b.jsonl").write_text(
+        json.dumps({"text": "x" * 900}) + "\n" + 20 * (json.dumps({"text": "y" * 900}) + "\n")
+    )
+    (told,) = [f for f in report(raw, "text").warnings if "model.rope" in f.text]
+    assert "set data.min_characters: 1024" in told.remedy
+
+
 def test_the_disk_of_a_prepare_job_must_hold_its_tokens(aws: dict[str, Any]) -> None:
     small = with_(aws, "compute", volume_gb=1)
     told = only_fault(report(small, "disk"), "disk")

@@ -1,0 +1,80 @@
+"""Check that the text has documents long enough for a model that is extended to longer ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from smtrain.client.preflight.context import Context, Unread, described_in
+from smtrain.client.preflight.findings import Finding
+from smtrain.core.config import textfiles
+from smtrain.core.model.hf_config import positions_named
+
+_BYTES = 4
+"""Bytes of a token, about what English text has under the vocabularies of today's models."""
+_SAMPLE = 64 << 20  # bytes read of JSON lines; whole text files are judged by their sizes
+_FEW = 0.1
+"""Share of long documents below which most rows teach nothing about new positions."""
+
+
+def documents(context: Context) -> Iterator[Finding]:
+    """The share of the text in documents longer than the model's positions without model.rope.
+
+    Text files and JSON lines of this machine only; a document's tokens are guessed by its bytes.
+    """
+    given = context.chain.given
+    if given.model.rope is None or "prepare" not in context.stages:
+        return
+    try:
+        described = described_in(context, context.model_path)
+    except Unread:
+        return
+    longest = positions_named(described) if described else None
+    sizes = [size for source in given.data.all_sources for size in _sizes(source.path, given.data.text_column)]
+    if not longest or not sizes:
+        return
+    long = sum(size for size in sizes if size > longest * _BYTES) / max(1, sum(sizes))
+    what = (
+        f"about {long:.0%} of the text is in documents longer than the {longest:,} positions that the model has "
+        f"without model.rope, at {_BYTES} bytes a token"
+    )
+    if long >= _FEW:
+        yield Finding("text", "ok", what)
+    else:
+        yield Finding(
+            "text", "warning", f"{what}, so few rows teach it to use longer ones",
+            f"add longer documents, or set data.min_characters: {longest * _BYTES} to leave out shorter ones",
+        )  # fmt: skip
+
+
+def _sizes(path: str, column: str) -> Iterator[int]:
+    """Bytes of each document of a local file or folder, as far as they can be told without a library."""
+    root = Path(path)
+    if "://" in path or not root.exists():
+        return
+    files = [(root, root.suffix.lower())] if root.is_file() else _chosen(root)
+    left = _SAMPLE
+    for file, kind in files:
+        if kind in (".txt", "text"):
+            yield file.stat().st_size
+        elif kind in (".jsonl", "jsonl"):
+            with file.open("rb") as lines:
+                for line in lines:
+                    left -= len(line)
+                    if left < 0:
+                        return
+                    yield _text_bytes(line, column)
+
+
+def _chosen(folder: Path) -> list[tuple[Path, str]]:
+    choice, _ = textfiles.choose_in(folder, "auto")
+    return [(folder / name, kind) for name, kind in choice.read if textfiles.compression(name) is None]
+
+
+def _text_bytes(line: bytes, column: str) -> int:
+    try:
+        text = json.loads(line)[column]
+    except (ValueError, KeyError, TypeError):
+        return 0
+    return len(text.encode(errors="replace")) if isinstance(text, str) else 0
