@@ -71,7 +71,7 @@ class Evaluate(Section):
 
     tasks: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$")], ...] = Field((), max_length=20)
     """Tasks or groups by name, such as mmlu; without any there is no stage evaluate. `needle` and `loss_by_position`
-    are smtrain's own, for long texts (docs/long-context.md)."""
+    are smtrain's own, for long texts (docs/validation.md)."""
     lengths: tuple[int, ...] = Field((), max_length=20)
     """needle and loss_by_position: lengths of the texts in tokens, rising; default: an eighth, a quarter, a half and
     all of the trained model's positions."""

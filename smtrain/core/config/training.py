@@ -39,7 +39,7 @@ def _spelled(schema: dict[str, Any]) -> None:
 
 class RopeSection(Section):
     """Other rotary embeddings than config.json has, for longer texts; the export's config.json has them
-    (docs/long-context.md)."""
+    (docs/data.md)."""
 
     model_config = ConfigDict(json_schema_extra=_spelled)
 
