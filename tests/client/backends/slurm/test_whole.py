@@ -12,6 +12,7 @@ import json
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -29,10 +31,15 @@ from smtrain.client.jobs.job import Job
 from smtrain.client.jobs.listing import list_jobs
 from smtrain.core.config.cluster import Cluster
 from smtrain.worker.checkpoint.summary import verify
+from smtrain.worker.data.clean.cleaning import Cleaning
+from smtrain.worker.data.manifest import DatasetManifest
+from smtrain.worker.data.prepare.prepare import prepare
+from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 from tests.client.backends.slurm import sshd
 from tests.client.backends.slurm.conftest import PATIENCE, wait_for
 from tests.client.backends.slurm.daemons import Slurm
 from tests.client.backends.slurm.faults import FAULTS
+from tests.processes import processes_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -57,7 +64,7 @@ class Site:
         self.shared.mkdir()
         self.cluster = {"shared": str(self.shared), "venv": sys.prefix, "restarts": 100, "host": host}
         self.place = SlurmPlace(Cluster(**self.cluster))
-        self.config = {
+        self.config: dict[str, Any] = {
             "name": "slurm-whole",
             "target": "slurm",
             "cluster": self.cluster,
@@ -215,3 +222,32 @@ def test_a_run_that_needs_several_time_limits_trains_as_if_there_was_none(site: 
     trained = metrics_of(jobs["train"])
     assert set(trained) == set(range(1, WALL + 1))
     assert trained == metrics_of(job)
+
+
+def test_three_nodes_prepare_what_one_machine_does_and_resume_after_a_kill(site: Site, tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.mkdir()
+    for number in range(3):
+        rows = (json.dumps({"text": f"{'words of the text ' * 60} {number} {i % 4000}"}) + "\n" for i in range(9000))
+        (text / f"{number:02}.jsonl").write_text("".join(rows))
+    config = {
+        **site.config, "name": "slurm-nodes",
+        "data": {"path": str(text), "machines": 3, "deduplicate": True, "shard_size": 0.009},
+        "compute": {**site.config["compute"], "environment": {"SMTRAIN_SHARE_MB": "4.2"}},
+    }  # fmt: skip
+    job = smtrain.launch(config, stage="prepare", wait=False, say=lambda _: None)
+    driver = wait_for(lambda: processes_of(job, b"/gcs_server") or job.status != "InProgress")
+    assert driver is not True, job.explain()
+    os.kill(driver[0], signal.SIGKILL)
+    assert site.ended(job) == "Completed", job.explain()
+    lines = [line.text for line in job.lines()]
+    assert any("It is started again." in line for line in lines)
+    assert {"algo-2", "algo-3"} <= {word for line in lines for word in line.split() if word.startswith("algo-")}
+    there = job.download(tmp_path / "there")
+    options = PrepareOptions(seq_len=32, cleaning=Cleaning(deduplicate=True), shard_bytes=9_000_000)
+    model = Path(site.config["model"]["path"])
+    prepare(text, tmp_path / "here", model, options, progress=lambda _: None, say=lambda _: None)
+    assert DatasetManifest.load(there) == DatasetManifest.load(tmp_path / "here")
+    for path in (tmp_path / "here").iterdir():
+        assert (there / path.name).read_bytes() == path.read_bytes(), path.name
+    assert not list(site.shared.rglob("share-*")), "shares are left"
