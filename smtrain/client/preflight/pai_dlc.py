@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Sequence
 
@@ -11,9 +12,11 @@ from smtrain.client.backends.pai.place import PaiPlace
 from smtrain.client.launch.stages import Chain
 from smtrain.client.preflight.findings import Finding
 from smtrain.core.config import Stage
+from smtrain.core.config.checks.weights import shape_faults
 from smtrain.core.config.pai import OSS
 from smtrain.core.config.schema import inputs_of
 from smtrain.core.near import nearest
+from smtrain.core.protocol.uris import split_uri
 from smtrain.stages import stage_named
 
 
@@ -80,7 +83,26 @@ def _inputs(chain: Chain, place: PaiPlace) -> Iterator[Finding]:
         except CloudError as error:
             yield Finding("inputs", "fault", f"{key}: {error}")
             continue
-        if there:
-            yield Finding("inputs", "ok", f"{uri}: read in place")
-        else:
+        if not there:
             yield Finding("inputs", "fault", f"{key}: there is nothing at {uri}", "correct the path in the config")
+            continue
+        yield Finding("inputs", "ok", f"{uri}: read in place")
+        if key == "model.path":
+            yield from _model(chain, place, uri.rstrip("/"), {str(item["Key"]) for item in there})
+
+
+def _model(chain: Chain, place: PaiPlace, uri: str, there: set[str]) -> Iterator[Finding]:
+    """The shape of a model on OSS."""
+    file = f"{uri}/config.json"
+    if split_uri(file)[1] not in there:
+        yield Finding("model", "fault", f"{uri} holds no config.json", "name a Hugging Face model folder")
+        return
+    try:
+        described = json.loads(place.read(file))
+        faults = [text for _, text in shape_faults(chain.config, described)]
+    except (CloudError, ValueError) as error:
+        yield Finding("model", "fault", f"{file} cannot be read ({error})", "copy the model there again")
+        return
+    yield from (Finding("model", "fault", text) for text in faults)
+    if not faults:
+        yield Finding("model", "ok", f"{file} describes a model that smtrain trains")

@@ -17,8 +17,26 @@ from smtrain.core.protocol.uris import meant
 
 _LONGEST = 200
 
-# The meaning of a pattern in the schema, by the last part of the key.
+_QUANTITY = "give a size with its unit, such as 512Gi"
+_ENDPOINT = "give a host, such as {}, without a path"
+# The meaning of a pattern in the schema, by the key or its last part.
 _PATTERNS = {
+    "pai.region": "give the name of a region of Alibaba Cloud, such as cn-beijing",
+    "pai.workspace": "give the workspace's ID, which is a number",
+    "pai.storage": "give a bucket and a prefix, such as oss://my-bucket/smtrain",
+    "pai.mount": "give an absolute path in the pods, such as /mnt/smtrain",
+    "pai.ecs_spec": "give a type of Alibaba Cloud, such as ecs.gn7e-c16g1.16xlarge",
+    "pai.cpu_ecs_spec": "give a type of Alibaba Cloud, such as ecs.g7.8xlarge",
+    "pai.data.uri": "give an address that begins with oss://, nas:// or cpfs://",
+    "pai.data.path": "give an absolute path in the pods, such as /mnt/text",
+    "pai.code.path": "give an absolute path in the pods, such as /root/code",
+    "pai.vpc.id": "give the ID of a VPC, such as vpc-2ze0123456789",
+    "pai.vpc.switch": "give the ID of a vSwitch, such as vsw-2ze0123456789",
+    "pai.vpc.security_group": "give the ID of a security group, such as sg-2ze0123456789",
+    "pai.vpc.cidrs": "give address ranges, such as [192.168.0.0/16]",
+    "pai.endpoint": _ENDPOINT.format("pai-dlc-vpc.cn-beijing.aliyuncs.com"),
+    "pai.oss_endpoint": _ENDPOINT.format("oss-cn-beijing-internal.aliyuncs.com"),
+    **{f"pai.{of}.{name}": _QUANTITY for of in ("resources", "cpu_resources") for name in ("memory", "shared_memory")},
     "name": "use letters, digits and single hyphens, at most 36 in all",
     "training_plan": "give the ARN of a training plan, arn:aws:sagemaker:REGION:ACCOUNT:training-plan/NAME",
     "region": "give the name of an AWS region, such as us-west-2",
@@ -85,8 +103,9 @@ def _text_of(root: type[BaseModel], key: str, detail: Any) -> str:
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         return f"{key}: got {shown(repr(value))}; it is a section with keys of its own{_keys_of(root, key, value)}"
     last = "[key]" if "[key]" in detail["loc"] else key.rpartition(".")[2]
-    if kind == "string_pattern_mismatch" and (words := _PATTERNS.get(last)):
-        return f"{key}: got {shown(repr(value))}; {_pattern_meant(last, str(value))}{words}"
+    if kind == "string_pattern_mismatch" and (words := _PATTERNS.get(key) or _PATTERNS.get(last)):
+        guess = "" if key in _PATTERNS else _pattern_meant(last, str(value))
+        return f"{key}: got {shown(repr(value))}; {guess}{words}"
     return f"{key}: got {shown(repr(value))}; {in_words(detail)}{_choice_meant(detail)}"
 
 

@@ -238,7 +238,8 @@ class PaiPlace:
 def _state(job: Mapping[str, Any]) -> JobState:
     status, secondary = _STATES.get(str(job.get("Status")), ("InProgress", "Pending"))
     said = ": ".join(str(job[key]) for key in ("ReasonCode", "ReasonMessage") if job.get(key))
-    return JobState(status, secondary, said or str(job.get("Status") or ""))
+    waits = str(job.get("Status")) if secondary == "Pending" else ""
+    return JobState(status, secondary, said or waits)
 
 
 def _transitions(job: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -39,10 +39,12 @@ def secret_faults(config: JobConfig) -> Iterator[Fault]:
     """Secrets in clear text: anyone who may describe the job could read them. The value is never repeated."""
     for key, value in _texts(config.model_dump(mode="json")):
         if is_secret(value, key.rpartition(".")[2] if key.startswith(("compute.environment.", "tags.")) else ""):
-            fault = (
-                f"{key}: looks like a secret, and anyone who may describe the job could read it; keep it in Secrets "
-                "Manager and let the job read it with its role (model.token is for a Hugging Face one)"
-            )
+            remedy = (
+                "keep it in a file of the image or of a mount that others may not read" if config.target == "pai-dlc"
+                else "keep it in Secrets Manager and let the job read it with its role (model.token is for a Hugging "
+                "Face one)"
+            )  # fmt: skip
+            fault = f"{key}: looks like a secret, and anyone who may describe the job could read it; {remedy}"
             yield {key}, Sentence(fault, "config.secret")
 
 

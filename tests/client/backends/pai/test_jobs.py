@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from smtrain.client.backends.pai.place import PaiPlace
 from smtrain.core.config.pai import Pai
 from testing.pai_dlc import StandIn
 from tests.client.backends.pai.conftest import BOX, wait_for
+from tests.conftest import LLAMA
 
 THREE = """\
 echo "pod $RANK of $WORLD_SIZE, $NPROC_PER_NODE a pod, $MASTER_ADDR"
@@ -158,6 +160,15 @@ def test_check_finds_faults_before_anything_is_paid_for(cloud: StandIn, raw: dic
     assert "set pai.ecs_spec to one that it offers, such as ecs.gn7e-c16g1.16xlarge" in faults["resources"]
     assert "NoSuchBucket" in faults["storage"]
     assert "there is nothing at oss://bucket/none" in faults["inputs"]
+    raw["pai"].update(ecs_spec="ecs.gn7e-c16g1.16xlarge", storage="oss://bucket/smtrain")
+    raw["model"]["path"] = "oss://bucket/model"
+    (cloud.bucket("bucket") / "model").mkdir()
+    described = cloud.bucket("bucket") / "model/config.json"
+    described.write_text(json.dumps({**LLAMA, "model_type": "vit"}))
+    (fault,) = smtrain.check(raw).faults
+    assert "vit" in fault.text
+    described.write_text(json.dumps(LLAMA))
+    assert smtrain.check(raw).ok
 
 
 class Answers:

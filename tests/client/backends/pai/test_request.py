@@ -175,3 +175,23 @@ def test_the_command_of_the_docs_is_the_only_stage_and_reads_its_mounts() -> Non
     assert "torchrun --nnodes $WORLD_SIZE --node_rank $RANK" in made["UserCommand"]
     assert [source["MountPath"] for source in made["DataSources"]][:3] == ["/mnt/smtrain", "/mnt/nas", "/mnt/set"]
     assert smtrain.plan(config).fits
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("target", "dlc", "did you mean pai-dlc?"),
+        ("pai.region", "Beijing", "give the name of a region of Alibaba Cloud, such as cn-beijing"),
+        ("pai.storage", "s3://bucket/x", "give a bucket and a prefix, such as oss://my-bucket/smtrain"),
+        ("pai.ecs_spec", "gn7", "give a type of Alibaba Cloud, such as ecs.gn7e-c16g1.16xlarge"),
+        ("pai.resource_id", "q", "unknown key; did you mean pai.quota?"),
+        ("pai.priority", "11", "it must be at most 9"),
+        ("pai.resources", "{cpu: 96, memory: '1000'}", "give a size with its unit, such as 512Gi"),
+        ("pai.data", "[{uri: ftp://x, path: /x}]", "begins with oss://, nas:// or cpfs://"),
+        ("pai.command", "HF_TOKEN=hf_abcdefghijklmnopqrstuvwxyzabcdefgh x", "looks like a secret, and anyone who may"),
+        ("data.path", "OSS:/bucket/x", "OSS:/bucket/x is written oss://bucket/x here; give that"),
+    ],
+)
+def test_a_slip_is_answered_with_what_is_meant(key: str, value: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        smtrain.load_config(EXAMPLE, set_=[f"{key}={value}"])
