@@ -82,6 +82,8 @@ BENCHMARKS = {
 }  # fmt: skip
 ALL = "all"
 """MMLU's file with the questions of every subject."""
+_EXAMPLES = {"agieval": 0, "bbh": 3}
+"""Most worked examples of the harness (0.4.13); of other benchmarks they are other questions."""
 _RUN_CODE = re.compile(r"(humaneval|mbpp)(_.*)?")
 
 
@@ -102,11 +104,15 @@ def code_fault(tasks: Iterable[str], allowed: bool) -> str | None:
 
 
 def shots_fault(tasks: Iterable[str], shots: int | None) -> str | None:
-    """A sentence if the harness has no worked examples for one of these tasks; it fails in the middle otherwise."""
-    named = [task for task in tasks if benchmark_of(task) == "agieval"] if shots else []
-    if not named:
-        return None
-    return f"the harness has no worked examples for {', '.join(named)}; leave it out, or evaluate such tasks separately"
+    """A sentence if the harness has fewer worked examples for one of these tasks; it fails in the middle otherwise."""
+    for task in tasks:
+        most = _EXAMPLES.get(benchmark_of(task) or "", shots or 0)
+        if (shots or 0) > most:
+            return (
+                f"the harness has {most or 'no'} worked examples for {task}, not {shots}; leave it out, or evaluate such "
+                "tasks separately"
+            )
+    return None
 
 
 def benchmarks_in(folder: Path) -> dict[str, Parts]:

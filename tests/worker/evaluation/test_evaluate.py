@@ -157,7 +157,8 @@ class PlainCodeEval:
 
     def compute(self, references: list[str], predictions: list[list[str]], **_: Any) -> tuple[dict[str, float], None]:
         ((program,),), (test,) = predictions, references
-        done = subprocess.run([sys.executable, "-c", f"{program}\n{test}"], capture_output=True, check=False)
+        text = f"{program}\n{test}".encode(errors="replace")
+        done = subprocess.run([sys.executable, "-"], input=text, capture_output=True, check=False)
         return {"pass@1": float(done.returncode == 0)}, None
 
 
@@ -474,6 +475,50 @@ def test_the_stage_runs_cut_off_from_every_network(model: Path, base: Path, tmp_
     assert request == ("mmlu", "mmlu_base")
     for name in request:
         assert re.search(rf"\b{name}=([-+]?[0-9.]+)", line)
+
+
+@pytest.mark.full  # another Python; the gate has the same task in its own process
+def test_the_stage_runs_generated_code(silent: Path, tmp_path: Path) -> None:
+    """The stage's script has the name of a library that the harness imports for this task."""
+    shell = Shell(tmp_path / "ml")
+    humaneval_of_hub(tmp_path / "data")
+    shell.channel("model", silent)
+    shell.channel("tasks", tmp_path / "data")
+    (shell.root / "input/data/config").mkdir(parents=True)
+    told = {"tasks": ["humaneval"], "data": "s3://unused", "base": False, "run_generated_code": True}
+    config = JobConfig.model_validate({"model": {"path": "s3://unused"}, "evaluate": told})
+    (shell.root / "input/data/config/config.json").write_text(json.dumps(keys_of(config, "evaluate")))
+    env = {"SMTRAIN_ML_ROOT": str(shell.root), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(REPO / "entrypoints/evaluate.py")]
+    done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "evaluation humaneval=0.500000 metric=pass@1 n=4" in done.stdout
+
+
+def test_a_key_that_is_off_changes_no_job() -> None:
+    """A run of the previous release finds its evaluation, which had no such key."""
+    off = JobConfig.model_validate({"model": {"path": "s3://unused"}, "evaluate": {"tasks": ["mmlu"]}})
+    on = {"tasks": ["mmlu"], "run_generated_code": True}
+    assert "run_generated_code" not in keys_of(off, "evaluate")["evaluate"]
+    assert keys_of(off.model_copy(update={"evaluate": off.evaluate.model_validate(on)}), "evaluate") != keys_of(
+        off, "evaluate"
+    )
+
+
+def test_tasks_that_run_code_or_take_no_examples_are_refused_first(capsys: pytest.CaptureFixture[str]) -> None:
+    for more, sentence in (
+        (["humaneval"], "--tasks: humaneval run code that the model writes; turn --run-generated-code on to run it in"),
+        (
+            ["agieval", "--num-fewshot", "5"],
+            "--num-fewshot: the harness has no worked examples for agieval, not 5; leave",
+        ),
+        (
+            ["bbh", "--num-fewshot", "4"],
+            "--num-fewshot: the harness has 3 worked examples for bbh, not 4; leave it out",
+        ),
+    ):
+        assert call("evaluate", "smtrain.cli.evaluate", ["s3://nowhere/model", "--tasks", *more]) == 2
+        assert sentence in capsys.readouterr().err
 
 
 def test_missing_data_is_an_error_before_a_model_is_fetched(
