@@ -244,6 +244,8 @@ GROUPS: dict[str, dict[str, Sequence[str]]] = {
         "What is asked": (
             *("--tasks", "--data", "--num-fewshot", "--limit", "--apply-chat-template", "--batch-size"),
             "--run-generated-code",
+            "--text",
+            "--lengths",
         ),
         "Which models": ("--base", "--target"),
         "Output": ("--out", "--json", "--overwrite"),
