@@ -241,12 +241,8 @@ GROUPS: dict[str, dict[str, Sequence[str]]] = {
         "Its account": ("--role", "--schedule-role", "--image", "--target"),
     },
     "evaluate": {
-        "What is asked": (
-            *("--tasks", "--data", "--num-fewshot", "--limit", "--apply-chat-template", "--batch-size"),
-            "--run-generated-code",
-            "--text",
-            "--lengths",
-        ),
+        "What is asked": ("--tasks", "--data", "--text", "--lengths", "--limit"),
+        "How it is asked": ("--num-fewshot", "--apply-chat-template", "--batch-size", "--run-generated-code"),
         "Which models": ("--base", "--target"),
         "Output": ("--out", "--json", "--overwrite"),
     },

@@ -109,8 +109,8 @@ def shots_fault(tasks: Iterable[str], shots: int | None) -> str | None:
         most = _EXAMPLES.get(benchmark_of(task) or "", shots or 0)
         if (shots or 0) > most:
             return (
-                f"the harness has {most or 'no'} worked examples for {task}, not {shots}; leave it out, or evaluate such "
-                "tasks separately"
+                f"the harness has {most or 'no'} worked examples for {task}, not {shots}; leave it out, or evaluate "
+                "such tasks separately"
             )
     return None
 

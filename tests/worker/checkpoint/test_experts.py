@@ -266,7 +266,7 @@ def test_other_experts_in_files_than_in_config_json_are_told(tmp_path: Path) -> 
             open_weights(hf)
     dense = {**LLAMA, "model_type": "qwen3", "head_dim": 4, "num_hidden_layers": 2}
     (hf / "config.json").write_text(json.dumps(dense))
-    with pytest.raises(CheckpointError, match="holds a mixture of experts, and its config.json is of a qwen3 model"):
+    with pytest.raises(CheckpointError, match=r"holds a mixture of experts, and its config\.json is of a qwen3 model"):
         open_weights(hf)
     weights = random_weights(QWEN)
     del weights["model.layers.1.mlp.experts.2.up_proj.weight"]
