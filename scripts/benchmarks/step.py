@@ -5,7 +5,9 @@ each, alternating step by step; a ratio is the median over the rounds of our sec
 process against a plain transformers loop with fused AdamW. `over_ddp`: two data-parallel processes against the same
 loop in torch's DistributedDataParallel. `tp_over_bound` and `pp_over_bound`: two processes against the lower bound over
 gloo, half the time of one process (pp: plus the bubble of its micro-batches) and the step's own messages sent without
-other work. `cpu_...` is the same in CPU seconds, which a busy machine changes less. Progress is printed on stderr.
+other work. `experts_over_loop`: one process against the same loop, of a Qwen3-MoE of about 20 million parameters.
+`ep_over_dp`: two processes that divide its experts against two with all of them. `cpu_...` is the same in CPU seconds,
+which a busy machine changes less. Progress is printed on stderr.
 """
 
 from __future__ import annotations
@@ -29,10 +31,14 @@ sys.path.insert(0, str(ROOT))
 
 from tests.ports import free_port  # noqa: E402
 
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 384, "num_hidden_layers": 8, "num_attention_heads": 6,
     "num_key_value_heads": 6, "intermediate_size": 1024, "vocab_size": 8192, "max_position_embeddings": 4096,
     "tie_word_embeddings": False, "rms_norm_eps": 1e-5, "initializer_range": 0.02,
+}  # fmt: skip
+MIXTURE: dict[str, Any] = {
+    **CONFIG, "model_type": "qwen3_moe", "num_hidden_layers": 4, "head_dim": 64, "moe_intermediate_size": 384,
+    "num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True, "router_aux_loss_coef": 0.001,
 }  # fmt: skip
 LR = 1e-4
 Step = Callable[[], object]
@@ -97,31 +103,34 @@ def batch(options: argparse.Namespace, rank: int, sequences: int) -> tuple[Any, 
     return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
 
 
-def ours(options: argparse.Namespace, tp: int = 1, pp: int = 1, dp: int = 1, cut: int = 1) -> tuple[Any, Step]:
+def ours(
+    options: argparse.Namespace, tp: int = 1, pp: int = 1, dp: int = 1, cut: int = 1, ep: int = 1,
+    config: dict[str, Any] = CONFIG,
+) -> tuple[Any, Step]:  # fmt: skip
     """The native engine and one step of it; tp and pp get the batch of two processes, like dp."""
     from smtrain.worker.engine.base import OptimizerOptions, ParallelOptions
     from smtrain.worker.engine.native import NativeEngine
 
     sequences = options.sequences * tp * pp
-    mesh = ParallelOptions(tp=tp, pp=pp, dp=dp, micro_batch_size=sequences // cut, precision=options.precision)
-    engine = NativeEngine(dict(CONFIG), mesh, OptimizerOptions(), None, 0)
+    mesh = ParallelOptions(tp, pp, dp, sequences // cut, precision=options.precision, ep=ep)
+    engine = NativeEngine(dict(config), mesh, OptimizerOptions(), None, 0)
     ids, labels = batch(options, engine.dp_rank, sequences)
 
     def turn() -> None:
         for _ in range(TURN):
             engine.step(ids, labels, LR)
-        engine.optimizer.shares.settle()
+        engine.optimizer.settle()
 
     return engine, turn
 
 
-def plain(options: argparse.Namespace, sequences: int, parallel: bool = False) -> Step:
+def plain(options: argparse.Namespace, sequences: int, parallel: bool = False, config: dict[str, Any] = CONFIG) -> Step:
     """The usual hand-written loop: bf16 autocast, clipped gradient norm, fused AdamW."""
     import torch
     import torch.distributed as dist
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    described = dict(CONFIG)
+    described, more = dict(config), {"output_router_logits": True} if config is MIXTURE else {}
     torch.manual_seed(0)
     built = AutoConfig.for_model(described.pop("model_type"), **described)
     model: Any = AutoModelForCausalLM.from_config(built, attn_implementation="sdpa", dtype=torch.float32)
@@ -134,8 +143,10 @@ def plain(options: argparse.Namespace, sequences: int, parallel: bool = False) -
     def turn() -> None:
         for _ in range(TURN):
             with narrow:
-                logits = model(input_ids=ids, use_cache=False).logits
-            loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
+                out = model(input_ids=ids, use_cache=False, **more)
+            loss = torch.nn.functional.cross_entropy(out.logits.float().flatten(0, 1), labels.flatten())
+            if more:
+                loss = loss + MIXTURE["router_aux_loss_coef"] * out.aux_loss
             loss.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             adamw.step()
@@ -194,6 +205,25 @@ def ddp(options: argparse.Namespace) -> dict[str, float]:
     return ratios("over_ddp", mine, theirs)
 
 
+def experts(options: argparse.Namespace) -> dict[str, float]:
+    """One process with a mixture of experts."""
+    from smtrain.worker.engine.native import init_distributed
+
+    init_distributed("cpu")
+    _, step = ours(options, config=MIXTURE)
+    mine, theirs = timed(options.rounds, step, plain(options, options.sequences, config=MIXTURE))
+    return ratios("experts_over_loop", mine, theirs)
+
+
+def divided(options: argparse.Namespace) -> dict[str, float]:
+    """Two processes that divide the experts against two that each have all."""
+    from smtrain.worker.engine.native import init_distributed
+
+    init_distributed("cpu")
+    steps = (ours(options, dp=2, ep=ep, config=MIXTURE)[1] for ep in (2, 1))
+    return ratios("ep_over_dp", *timed(options.rounds, *steps))
+
+
 def tensor(options: argparse.Namespace) -> dict[str, float]:
     """Two processes that share every layer."""
     return bounded(options, "tp_over_bound", 1.0, tp=2)
@@ -204,7 +234,7 @@ def pipeline(options: argparse.Namespace) -> dict[str, float]:
     return bounded(options, "pp_over_bound", (MICRO_BATCHES + 1) / MICRO_BATCHES, pp=2, cut=MICRO_BATCHES)
 
 
-def bounded(options: argparse.Namespace, name: str, bubble: float, **cut: int) -> dict[str, float]:
+def bounded(options: argparse.Namespace, name: str, bubble: float, **cut: Any) -> dict[str, float]:
     """Two processes against the bound; both run the part of one process at once, as in the step."""
     import torch.distributed as dist
 
@@ -254,6 +284,7 @@ def recorded() -> Iterator[list[Callable[[], object]]]:
 
 
 PARTS = {"loop": (1, loop), "ddp": (2, ddp), "tp": (2, tensor), "pp": (2, pipeline)}
+PARTS |= {"experts": (1, experts), "ep": (2, divided)}
 
 
 if __name__ == "__main__":

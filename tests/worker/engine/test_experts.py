@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from smtrain.worker.checkpoint.native.reader import NativeSource, StateReader
 from tests.worker.engine import adapters, cases, mixtures, packed
@@ -37,6 +38,8 @@ def worlds(four: World, solo: World) -> Iterator[dict[int, World]]:
 def test_losses_are_those_of_transformers(name: str, text: str, worlds: dict[int, World]) -> None:
     """With the auxiliary loss of each micro-batch of each rank."""
     config, options = CONFIGS[name], mesh(text)
+    if name == "gpt_oss" and transformers.__version__ < "5":
+        config = {**config, "router_aux_loss_coef": 0.0}  # 4.57 makes it of the weights in place of the logits
     samples = min(options.micro_batch_size, BATCH // options.dp)
     wanted = worlds[1].run(mixtures.plain, config, 5, samples, options.aux_by_layer)[0]
     ranks = worlds[options.tp * options.pp * options.dp].run(mixtures.train, config, options, 5)
