@@ -270,7 +270,7 @@ def _scores(work: Work, mesh: Mesh) -> float:
 
 def _moments(work: Work, machine: Machine, mesh: Mesh, stage: int, numbers: int) -> list[tuple[float, float, float]]:
     """(activations, logits, temporary buffers) at each moment of a step that can be its peak."""
-    shape, w, tokens = work.shape, work.width, work.seq_len / mesh.cp * mesh.micro_batch
+    shape, w, tokens = work.shape, work.width, work.seq_len * mesh.micro_batch // mesh.cp
     held, last = cut(shape, mesh.tp), stage == mesh.pp - 1
     kinds = {work.of_kind(kind): n for kind, n in stage_kinds(shape, mesh.pp, stage, mesh.layers).items()}
     layers = sum(kinds.values())
@@ -351,7 +351,7 @@ def _net_moments(
     work: Work, mesh: Mesh, stage: int, saved: Mapping[Work, float], kept: float
 ) -> Iterator[tuple[float, float, float]]:
     """(activations, logits, temporary buffers) when the stage's last gated delta net is computed again."""
-    shape, w, tokens = work.shape, work.width, work.seq_len / mesh.cp * mesh.micro_batch
+    shape, w, tokens = work.shape, work.width, work.seq_len * mesh.micro_batch // mesh.cp
     layers = stage_layers(shape, mesh.pp, stage, mesh.layers)
     last = max((i for i, kind in enumerate(layers) if kind.delta is not None), default=None)
     if last is None or shape.delta is None:
@@ -392,8 +392,8 @@ def _repeats(work: Work, mesh: Mesh) -> bool:
     return (work.masked or work.shape.rules.sinks) and mesh.cp == 1
 
 
-# Queries of a chunk of a cut row, on a CPU and elsewhere (worker/engine/native/cut_rows.py).
-_QUERIES = {False: 512, True: 1024}
+_QUERIES = {"cpu": 512, "neuron": 256, "gpu": 1024}
+"""Queries of a chunk of a cut row (worker/engine/native/cut_rows.py)."""
 
 
 def _cut_moments(
@@ -403,14 +403,16 @@ def _cut_moments(
 
     Keys and values of whole rows, their gradients in fp32, those of the last chunk, and the chunk's mask.
     """
-    shape, w, tokens = work.shape, work.width, work.seq_len / mesh.cp * mesh.micro_batch
+    shape, w, tokens = work.shape, work.width, work.seq_len * mesh.micro_batch // mesh.cp
     layers = stage_layers(shape, mesh.pp, stage)
     last = max((i for i, kind in enumerate(layers) if kind.delta is None), default=None)
     if last is None:
         return
     one = layers[last]
     q, kv = one.heads * one.head_dim / mesh.tp, cut(one, mesh.tp).kv_heads * one.head_dim
-    queries = min(_QUERIES[machine.accelerated], work.seq_len / mesh.cp)
+    queries = min(
+        _QUERIES["neuron" if machine.neuron else "gpu" if machine.accelerated else "cpu"], work.seq_len / mesh.cp
+    )
     whole = work.seq_len * mesh.micro_batch
     # What the backward pass has freed: the MLP with the norm before it, and the output of attention.
     gone = tokens * w * ((2 if shape.plain else 4) * one.intermediate / mesh.tp + shape.hidden + q)
@@ -418,6 +420,8 @@ def _cut_moments(
     keys, mask = whole * kv * 2 * (w + 4), queries * work.seq_len * (mesh.micro_batch if work.apart else 1)
     mask_or_gradients = max((1 + w) * mask, w * mask + whole * kv * 2 * w)
     waiting = (3 if shape.plain else 1) * shape.hidden  # gradients: of the residual, of the MLP and of its norm's input
+    if machine.neuron:  # scores, their softmax, and the gradients of both
+        mask_or_gradients += 4.0 * w * one.heads / mesh.tp * queries * whole
     yield kept - gone, 0.0, keys + mask_or_gradients + w * tokens * (2 * q + waiting)
 
 

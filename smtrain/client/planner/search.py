@@ -25,6 +25,7 @@ from smtrain.core.model.lora import Lora, linears
 MICRO_BATCHES = (1, 2, 4, 8)
 BUBBLE = 0.2  # warn if the pipeline waits for more than this share of a step
 ROOM = 0.95  # share of a core's memory to fill: the formulas are a few percent off, the runtime is a guess
+SHORTEST = 8192  # tokens of a part of a row: shorter rows are not worth the messages
 RANK = 16  # rank of proposed adapters: the config's default
 SLOWER = 1.25  # warn if a mesh is slower by more than this than the best one of the same machines
 
@@ -54,7 +55,7 @@ def search(
     work: Work, machines: Iterable[Machine], *, recompute: tuple[Recompute, ...] = RECOMPUTE,
     dollars_per_hour: dict[str, float] | None = None,
 ) -> list[Candidate]:  # fmt: skip
-    """The fastest candidate for each (machine, tp, pp) that is legal and fits, fastest first.
+    """The fastest candidate for each (machine, tp, cp, pp) that is legal and fits, fastest first.
 
     Only the best micro-batch, recomputation and, with experts, ep of each (tp, pp) is kept. Sequence parallelism is
     used whenever tp > 1 divides the sequence: it saves memory and moves the same bytes (Korthikanti et al. 2022).
@@ -71,11 +72,11 @@ def search(
             ways[alone] = _Ways(work, alone, recompute, shared, slots)
         table = ways[alone]
         hourly = price.get(machine.type)
-        for tp in table.degrees:
-            for pp, dp in _splits(machine.world // tp, work.shape.layers, work.global_batch):
-                if untiled_group(work, machine, Mesh(tp, pp, dp), neighbours=True) is not None:
+        for tp, cp in [(t, c) for t in table.degrees for c in context_degrees(work, machine, t)]:
+            for pp, dp in _splits(machine.world // (tp * cp), work.shape.layers, work.global_batch):
+                if untiled_group(work, machine, Mesh(tp, pp, dp, cp=cp), neighbours=True) is not None:
                     continue
-                fitting = [table.fastest(tp, pp, dp, ep) for ep in expert_degrees(work, machine, tp, dp)]
+                fitting = [table.fastest(tp, pp, dp, ep, cp) for ep in expert_degrees(work, machine, tp, dp * cp)]
                 best = min((way for way in fitting if way is not None), key=lambda way: way[1], default=None)
                 if best is not None:
                     mesh, seconds, need = best
@@ -84,10 +85,21 @@ def search(
     return sorted(found, key=lambda c: c.step_s)
 
 
-def expert_degrees(work: Work, machine: Machine, tp: int, dp: int) -> list[int]:
-    """Powers of two that divide the experts and dp, within a host: messages are many times those of tp."""
+def context_degrees(work: Work, machine: Machine, tp: int) -> list[int]:
+    """Powers of two into which long rows can be cut; unlike those of tp, its messages may leave the host."""
+    degrees, cp = [1], 2
+    while not work.gathers_again and work.seq_len // cp >= SHORTEST and tp * cp <= machine.world:
+        parts = cp * (tp if tp > 1 and work.seq_len % tp == 0 else 1)
+        if not (work.seq_len % parts or machine.world % (tp * cp) or work.shape.mesh_faults(tp, 1, cp=cp)):
+            degrees.append(cp)
+        cp *= 2
+    return degrees
+
+
+def expert_degrees(work: Work, machine: Machine, tp: int, shards: int) -> list[int]:
+    """Powers of two that divide the experts and dp x cp, within a host: messages are many times those of tp."""
     degrees, ep = [1], 2
-    while work.shape.experts is not None and ep * tp <= machine.cores and dp % ep == 0:
+    while work.shape.experts is not None and ep * tp <= machine.cores and shards % ep == 0:
         if not work.shape.mesh_faults(1, 1, ep):
             degrees.append(ep)
         ep *= 2
@@ -102,43 +114,43 @@ def _splits(ranks: int, layers: int, batch: int) -> list[tuple[int, int]]:
 
 
 _Needs = dict[Mesh, dict[int, float]]  # bytes of a core, by stage, as far as computed
-_Shared = dict[bool, _Needs]
+_Shared = dict[tuple[bool, bool], _Needs]
 _Layers = tuple[int, ...]
 # Micro-batch, recomputation, layers of the stages, seconds of a slot and of a middle one.
 _Slot = tuple[int, Recompute, _Layers, float, float]
-_Slots = dict[tuple[float, float, int, float, str], dict[tuple[int, int, int], list[_Slot]]]
+_Slots = dict[tuple[float, float, int, float, str], dict[tuple[int, int, int, int], list[_Slot]]]
 
 
 class _Ways:
-    """Results that do not depend on the number of machines, computed once for each (tp, pp, ep)."""
+    """Results that do not depend on the number of machines, computed once for each (tp, pp, ep, cp)."""
 
     def __init__(
         self, work: Work, machine: Machine, recompute: tuple[Recompute, ...], shared: _Shared, slots: _Slots
     ) -> None:
         self._work, self._machine, self._recompute = work, machine, recompute
-        # A mesh needs the same memory on all accelerated types.
-        self._needs = shared.setdefault(machine.accelerated, {})
+        # A mesh needs the same memory on all accelerated types, but for the scores of cut rows.
+        self._needs = shared.setdefault((machine.accelerated, machine.neuron), {})
         self._k = Coefficients.fitted(machine)
         self.degrees = tensor_degrees(work, machine)
-        self._slots: dict[tuple[int, int, int], tuple[dict[_Layers, float], list[_Slot]]] = {}
+        self._slots: dict[tuple[int, int, int, int], tuple[dict[_Layers, float], list[_Slot]]] = {}
         kind = machine.core_flops, machine.core_bytes, machine.cores, machine.link, machine.chip
         self._made = slots.setdefault(kind, {})
-        self._known: dict[tuple[int, int, int, int], tuple[Mesh, float, float] | None] = {}
+        self._known: dict[tuple[int, int, int, int, int], tuple[Mesh, float, float] | None] = {}
 
-    def fastest(self, tp: int, pp: int, dp: int, ep: int = 1) -> tuple[Mesh, float, float] | None:
+    def fastest(self, tp: int, pp: int, dp: int, ep: int = 1, cp: int = 1) -> tuple[Mesh, float, float] | None:
         """The fastest micro-batch and recomputation that fits: mesh, seconds of a step, bytes of the worst core."""
-        key = tp, pp, dp, ep
+        key = tp, pp, dp, ep, cp
         if key not in self._known:
-            self._known[key] = self._find(tp, pp, dp, ep)
+            self._known[key] = self._find(tp, pp, dp, ep, cp)
         return self._known[key]
 
-    def _find(self, tp: int, pp: int, dp: int, ep: int) -> tuple[Mesh, float, float] | None:
-        work, machine, key = self._work, self._machine, (tp, pp, ep)
+    def _find(self, tp: int, pp: int, dp: int, ep: int, cp: int) -> tuple[Mesh, float, float] | None:
+        work, machine, key = self._work, self._machine, (tp, pp, ep, cp)
         if key not in self._slots:
             if key not in self._made:
-                self._made[key] = self._make(tp, pp, ep)
+                self._made[key] = self._make(tp, pp, ep, cp)
             exchange = {
-                layers: exchange_time(work, machine, Mesh(tp, pp, 1, layers=layers, ep=ep), self._k)
+                layers: exchange_time(work, machine, Mesh(tp, pp, 1, layers=layers, ep=ep, cp=cp), self._k)
                 for layers in {slot[2] for slot in self._made[key]}
             }
             self._slots[key] = exchange, self._made[key]
@@ -152,7 +164,7 @@ class _Ways:
         for seconds, m, r, layers in sorted(timed, key=lambda t: t[0]):
             if m >= too_big.get((r, layers), m + 1):
                 continue  # a larger micro-batch never needs less memory
-            mesh = Mesh(tp, pp, dp, m, r, self._sequence_parallel(tp), layers=layers, ep=ep)
+            mesh = Mesh(tp, pp, dp, m, r, self._sequence_parallel(tp), layers=layers, ep=ep, cp=cp)
             if (need := self._need(mesh)) <= ROOM * machine.core_bytes:
                 return mesh, seconds, need
             too_big[r, layers] = m
@@ -169,13 +181,13 @@ class _Ways:
                 break
         return need
 
-    def _make(self, tp: int, pp: int, ep: int) -> list[_Slot]:
+    def _make(self, tp: int, pp: int, ep: int, cp: int) -> list[_Slot]:
         work, machine, slots = self._work, self._machine, []
         least = stage_numbers(work.shape, Mesh(tp, pp, 1, ep=ep), pp - 1) * (work.width + (0.0 if work.lora else 4.0))
         if least < machine.core_bytes:  # weights and gradients, which dp does not divide, must fit alone
             for m in MICRO_BATCHES:
                 for r in self._recompute:
-                    mesh = Mesh(tp, pp, 1, m, r, self._sequence_parallel(tp), ep=ep)
+                    mesh = Mesh(tp, pp, 1, m, r, self._sequence_parallel(tp), ep=ep, cp=cp)
                     # If stages cannot be even: by time, or the remainder on the last ones, which need less memory.
                     for layers in dict.fromkeys((balanced(work, machine, mesh, self._k), ())):
                         slot = slot_time(work, machine, replace(mesh, layers=layers), self._k)

@@ -7,12 +7,13 @@ were not published; docs/planner-formulas.md derives them. If only a bound is kn
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 
 from smtrain.client.planner.machines import Machine, Mesh, Work, cut, stage_kinds, trained_numbers
 from smtrain.core.facts import table
+from smtrain.core.model.families import ModelShape
 
 # Passes over a layer's matrix products and over its attention scores: forward 1, backward 2, recomputation 1.
 # "selective" repeats only the scores (Korthikanti et al. 2022, arXiv 2205.05198).
@@ -91,17 +92,20 @@ class StepTime:
     data_parallel: float
     expert_parallel: float = 0.0
     """Messages that take tokens to their experts and back."""
+    context_parallel: float = 0.0
+    """Messages of keys and values of rows that are cut over ranks."""
 
     @property
     def total(self) -> float:
         parts = self.compute + self.attention + self.tensor_parallel + self.bubble + self.overhead + self.data_parallel
-        return parts + self.expert_parallel
+        return parts + self.expert_parallel + self.context_parallel
 
     def parts(self) -> dict[str, float]:
-        """Seconds by part, with `total`; messages of experts are left out if there are none."""
+        """Seconds by part, with `total`; messages of experts and of cut rows are left out if there are none."""
         each = {f.name: getattr(self, f.name) for f in fields(self)}
-        if not self.expert_parallel:
-            del each["expert_parallel"]
+        for name in ("expert_parallel", "context_parallel"):
+            if not each[name]:
+                del each[name]
         return {**each, "total": self.total}
 
     def faster(self, times: float) -> StepTime:
@@ -123,10 +127,12 @@ class Slot:
     overhead: float
     middle: float
     expert_parallel: float = 0.0
+    context_parallel: float = 0.0
 
     @property
     def total(self) -> float:
-        return self.dense + self.attention + self.tensor_parallel + self.overhead + self.expert_parallel
+        messages = self.tensor_parallel + self.expert_parallel + self.context_parallel
+        return self.dense + self.attention + self.overhead + messages
 
 
 def slot_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients) -> Slot:
@@ -144,7 +150,9 @@ def slot_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients) -> Slot
 
 
 def _stage_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients, stage: int) -> Slot:
-    shape, tokens = work.shape, work.seq_len * mesh.micro_batch
+    shape, tokens = work.shape, work.seq_len * mesh.micro_batch // mesh.cp
+    if mesh.cp > 1 and machine.neuron:
+        work = replace(work, fused_attention=False)  # its kernel takes no masks
     kinds = stage_kinds(shape, mesh.pp, stage, mesh.layers)
     rate, layers = k.efficiency * machine.core_flops, sum(kinds.values())
     frozen = 1 if work.lora else 0  # one product less without weight gradients; the adapters' products are small
@@ -158,14 +166,16 @@ def _stage_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients, stage
     collectives = layers * moved / link
     sparse = sum(count for kind, count in kinds.items() if kind.experts is not None)
     swapped = _swaps(work, mesh, sparse, tokens) / _link(machine, mesh.tp * mesh.ep, k)
+    gathered = _gathers(work, mesh, kinds, tokens) / _link(machine, mesh.tp * mesh.cp, k)
     overhead = k.slot_seconds * (1 if mesh.pp == 1 else _LAUNCHES)
     return Slot(
         dense=dense + head,
         attention=attention,
         tensor_parallel=collectives,
         overhead=overhead,
-        middle=middle + collectives + overhead + swapped,
+        middle=middle + collectives + overhead + swapped + gathered,
         expert_parallel=swapped,
+        context_parallel=gathered,
     )
 
 
@@ -221,6 +231,24 @@ def _swaps(work: Work, mesh: Mesh, sparse: int, tokens: int) -> float:
     return passes * sparse * hidden * (mesh.ep - 1) / mesh.ep
 
 
+def _gathers(work: Work, mesh: Mesh, kinds: Mapping[ModelShape, int], tokens: int) -> float:
+    """Bytes that a rank receives of the other parts of its rows: keys and values, forward, again backward, and their
+    gradients; a gated delta net trades its inputs and outputs instead."""
+    if mesh.cp == 1:
+        return 0.0
+    moved = 0.0
+    for kind, count in kinds.items():
+        if kind.delta is None:
+            passes = 4 if mesh.recompute != "none" else 3
+            others = float(tokens * (mesh.cp - 1))
+            moved += count * passes * 2 * cut(kind, mesh.tp).kv_heads * kind.head_dim * others
+        else:
+            passes = 3 if mesh.recompute != "none" else 2
+            others = tokens * (mesh.cp - 1) / mesh.cp
+            moved += count * passes * 2 * (kind.delta.keys + kind.delta.values) / mesh.tp * others
+    return moved * work.width
+
+
 def _layer_time(work: Work, mesh: Mesh, k: Coefficients, tokens: int, rate: float) -> tuple[float, float]:
     """Seconds of a decoder layer's products with weights, and of its scores, at `rate` operations a second.
 
@@ -231,7 +259,9 @@ def _layer_time(work: Work, mesh: Mesh, k: Coefficients, tokens: int, rate: floa
     used: float = held.layer
     if shape.experts is not None:  # as many rows as without ep, if the experts get equal shares
         used -= held.experts * (shape.experts.count - shape.experts.chosen) / shape.experts.count
-    span = min(work.seq_len, shape.sliding_window or work.seq_len)
+    # The last rank of a cut row sees nearly all keys, the only rank of a whole one half of them.
+    seen = work.seq_len * (2 - 1 / mesh.cp)
+    span = min(seen, shape.sliding_window or seen)
     frozen = 1 if work.lora else 0
     again = 0.0
     if mesh.recompute == "selective" and not work.gathers_again:  # engine native repeats the module's matrices
@@ -240,7 +270,8 @@ def _layer_time(work: Work, mesh: Mesh, k: Coefficients, tokens: int, rate: floa
             again = 2.0 * shape.hidden * (shape.delta.keys + 1.5 * shape.delta.values) / mesh.tp / used
     layer = (_DENSE[mesh.recompute] + again - frozen) * 2.0 * used * tokens / rate
     slow = k.fused_attention if work.fused_attention and not shape.rules.sinks else k.unfused_attention
-    scores = _SCORES[mesh.recompute] * 4.0 * shape.heads * shape.head_dim / mesh.tp * span * tokens * slow / rate
+    passes = _SCORES[mesh.recompute] + (mesh.cp > 1)  # the backward pass over cut rows computes them again
+    scores = passes * 4.0 * shape.heads * shape.head_dim / mesh.tp * span * tokens * slow / rate
     if shape.delta is not None:
         # Within chunks, and with the state of the chunk before; once more, as the rule is always computed again.
         key, value = shape.delta.key_dim, shape.delta.value_dim
@@ -278,4 +309,5 @@ def step_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients | None =
         overhead=slots * slot.overhead,
         data_parallel=exchange_time(work, machine, mesh, k),
         expert_parallel=slots * slot.expert_parallel,
+        context_parallel=slots * slot.context_parallel,
     )

@@ -57,5 +57,6 @@ def _advice(config: JobConfig, of_device: bool) -> str:
         ways.append("set parallel.activation_checkpointing: full")
     if parallel.micro_batch_size > 1:
         ways.append(f"lower parallel.micro_batch_size (now {parallel.micro_batch_size})")
-    ways.append("raise parallel.tp or parallel.pp")
+    long = config.train.engine == "native" and config.train.seq_len >= 1 << 14
+    ways.append(f"raise parallel.tp{', parallel.cp' if long else ''} or parallel.pp")
     return f"{', or '.join(ways)}; `smtrain plan CONFIG --best` names a mesh that fits"

@@ -169,3 +169,20 @@ def test_memory_counts_the_layers_that_a_stage_has() -> None:
     assert each[3] - same[3].weights == pytest.approx(2 * layer)
     assert worst_core(job, machine, replace(mesh, layers=(10, 40, 20, 10)))[0] == 1
     assert "adds up to 79 layers" in " ".join(mesh_faults(job, machine, replace(mesh, layers=(19, 20, 20, 20))))
+
+
+def test_long_rows_are_cut_over_ranks_if_that_is_faster() -> None:
+    machine, shape = Machine.of("ml.p5.48xlarge", 4), named_shape("llama-3.1-8b")
+    assert shape is not None
+    short, long = Work(shape, 8192, 1), Work(shape, 1 << 17, 1)
+    assert {c.mesh.cp for c in search(short, [machine])} == {1}
+    found = search(long, [machine], recompute=("none", "full"))
+    best, whole = found[0], next(c for c in found if c.mesh.cp == 1)
+    assert best.mesh.cp > 1
+    assert best.step_s < 0.7 * whole.step_s
+    assert not list(mesh_faults(long, machine, best.mesh))
+    assert 0 < step_time(long, machine, best.mesh).parts()["context_parallel"] < 0.2 * best.step_s
+    assert "context_parallel" not in step_time(long, machine, whole.mesh).parts()
+    assert {c.mesh.cp for c in search(replace(long, gathers_again=True), [machine])} == {1}, "engine nxd cuts no rows"
+    faults = [*mesh_faults(Work(shape, 1000, 4), machine, Mesh(1, 1, 2, cp=16))]
+    assert faults == ["train.seq_len = 1000 cannot be cut over cp = 16"]

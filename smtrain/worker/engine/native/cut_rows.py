@@ -21,7 +21,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from smtrain.worker.engine.native.comm import ProcessMesh, gather_into, scatter_sum_into
 from smtrain.worker.engine.parts import part
 
-CHUNK = {"cpu": 512}
+CHUNK = {"cpu": 512, "neuron": 256}
 """Queries of a chunk by device; 1024 elsewhere. A chunk has a mask of 4 bytes, or 2 in half precision, per key."""
 Inner = Callable[..., torch.Tensor]
 """Attention of q [B, heads, n, D] to k and v [B, heads, L, D] under a mask, with a scale, and parameters of a layer."""
