@@ -7,6 +7,7 @@ the same.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,11 +18,12 @@ from smtrain.client.backends.choose import target_of
 from smtrain.client.launch.run import Run
 from smtrain.client.launch.stages import Chain
 from smtrain.client.planner.plan import plan
-from smtrain.client.planner.resolve import earlier_of, load_config, runs_in, with_models
+from smtrain.client.planner.resolve import Earlier, earlier_of, load_config, runs_in, with_models, with_rope
 from smtrain.client.planner.result import Plan
 from smtrain.client.planner.this_machine import is_here, plan_here
 from smtrain.core.config import JobConfig
 from smtrain.core.config.load import Source, draft
+from smtrain.core.config.training import RopeSection
 from smtrain.core.config.units import spell
 from smtrain.core.errors import ConfigError, JobError, SmtrainError
 from smtrain.core.facts.sagemaker import TargetName
@@ -79,11 +81,15 @@ def load_series(
             faults.append(f"{label}: name: an earlier config of the list is also {config.name}; give each its own name")
             continue
         settings = [*set_, *(f"{key}={one.path}" for key, one in earlier.items())]
+        rope = _inherited(earlier.get("model.path"), config)
+        if rope is not None:
+            settings.append(f"model.rope={json.dumps(rope.model_dump(exclude_none=True))}")
         try:
             loaded = load_config(source, set_=settings, target=target, **sections)
         except ConfigError as error:
             faults += [f"{label}: {fault}" for fault in error.faults]
         else:
+            loaded = with_rope(loaded, None) if rope else loaded  # the export that it reads has it
             links.append(Link(label, loaded, {key: one.config.name for key, one in earlier.items()}))
         for key, one in earlier.items() if config else ():
             assert config is not None
@@ -91,6 +97,17 @@ def load_series(
     if faults:
         raise ConfigError(faults, code="config.combination")
     return links
+
+
+def _inherited(parent: Earlier | None, config: JobConfig | None) -> RopeSection | None:
+    """The model.rope of the export that a config starts from, which its checks need until there is that export.
+
+    The path with which it is checked is that of the first model, with the positions from before.
+    """
+    if parent is None or config is None or config.model.rope is not None:
+        return None
+    # An adapter that is not merged must not have a model.rope of its own, so its rows may not be longer here.
+    return None if config.train.adapter and not config.export.merge else parent.rope
 
 
 def _unfit(before: JobConfig, config: JobConfig) -> Iterator[str]:

@@ -19,6 +19,7 @@ from smtrain.core.config.checks.local_data import local_data_faults
 from smtrain.core.config.checks.weights import reference_faults, shape_faults
 from smtrain.core.config.load import Draft, Source, draft, faults_of
 from smtrain.core.config.secrets import hide
+from smtrain.core.config.training import RopeSection
 from smtrain.core.errors import ConfigError, JobError, reworded
 from smtrain.core.facts import table
 from smtrain.core.facts.engines import sagemaker_lack
@@ -72,6 +73,8 @@ class Earlier:
     config: JobConfig
     path: str
     """The model that it starts from itself, or the first of those before it: shape and tokenizer are the same."""
+    rope: RopeSection | None
+    """The model.rope that its export will have: its own, or that of the last one before it with one."""
 
 
 def earlier_of(drafts: Sequence[JobConfig | None]) -> list[dict[str, Earlier]]:
@@ -83,7 +86,8 @@ def earlier_of(drafts: Sequence[JobConfig | None]) -> list[dict[str, Earlier]]:
         every.append({key: by_name[run] for key, run in runs.items() if run in by_name})
         if config:
             one = every[-1].get("model.path")
-            by_name[config.name] = Earlier(config, one.path if one else config.model.path)
+            rope = config.model.rope or (one.rope if one else None)
+            by_name[config.name] = Earlier(config, one.path if one else config.model.path, rope)
     return every
 
 
@@ -106,6 +110,11 @@ def with_models(config: JobConfig, paths: Mapping[str, str]) -> JobConfig:
     if (path := paths.get("train.dpo.reference")) is not None and train.dpo:
         train = train.model_copy(update={"dpo": train.dpo.model_copy(update={"reference": path})})
     return _changed(config, model=model, train=train)
+
+
+def with_rope(config: JobConfig, rope: RopeSection | None) -> JobConfig:
+    """A loaded config with another model.rope; it counts as loaded too."""
+    return _changed(config, model=config.model.model_copy(update={"rope": rope}))
 
 
 def _changed(config: JobConfig, **values: Any) -> JobConfig:

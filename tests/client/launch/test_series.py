@@ -78,6 +78,15 @@ def test_all_are_planned_and_expected_before_the_first_has_run(chain: list[dict[
     ]
 
 
+def test_a_run_after_one_that_extends_the_model_may_use_its_positions(chain: list[dict[str, Any]]) -> None:
+    one, two, three = ({**config, "train": {**config["train"], "seq_len": 512}} for config in chain)
+    assert "beyond the model's 256 positions" in faults([one, two])[0]
+    one["model"] = {**one["model"], "rope": {"type": "yarn", "factor": 2}}
+    links = load_series([one, two, three])
+    assert [link.config.model.rope is None for link in links] == [False, True, True]
+    assert [config.train.seq_len for config in expected(links)] == [512] * 3
+
+
 def test_an_order_that_cannot_run_is_refused_before_anything_starts(chain: list[dict[str, Any]]) -> None:
     one, two, three = chain
     assert "run://one is a later config of the list; put that one before it" in faults([two, one])[0]
