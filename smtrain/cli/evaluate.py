@@ -114,6 +114,7 @@ def evaluate(
     say(json.dumps(made, indent=1, ensure_ascii=False) if as_json else evaluate.shown(made), whole=as_json)
     if out is not None:
         say(evaluate.save(made, Path(out)), error=as_json)
+        evaluate.draw(made, Path(out))
 
 
 def _long_request(

@@ -118,9 +118,13 @@ def save(made: dict[str, Any], folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / report.NAME
     path.write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    return path
+
+
+def draw(made: dict[str, Any], folder: Path) -> None:
+    """Write the heat maps of long texts next to the report. A job does not: its image may have no templates."""
     for name, drawn in pictures(made).items():
         (folder / f"{name}.svg").write_text(drawn, "utf-8")
-    return path
 
 
 def shown(made: dict[str, Any]) -> str:
