@@ -15,21 +15,28 @@ from smtrain.worker.data.read.fields import TextColumn
 from smtrain.worker.data.read.sources import SourceFile, unreadable
 from smtrain.worker.data.read.unread import UnreadText, unread_columns, unread_in_parquet
 
+_WHOLE_GROUP = 32 << 20  # bytes of a row group of which a column may be in memory; reading it in pieces takes longer
+
 
 def row_groups(file: SourceFile) -> list[int]:
     """Bytes of each row group of a Parquet file. Raises DataError if it is not one."""
     try:
         with file.open() as raw:
-            metadata = pq.ParquetFile(raw).metadata
-            return [metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups)]
+            return _group_bytes(pq.ParquetFile(raw).metadata)
     except (OSError, pa.ArrowException) as error:
         raise unreadable(file, error, "as Parquet ") from None
 
 
+def _group_bytes(metadata: Any) -> list[int]:
+    return [metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups)]
+
+
 def parquet_blocks(file: SourceFile, text_column: str, wanted: Wanted, stretch: Stretch | None) -> Iterator[Block]:
     with file.open() as raw:
-        # stream pages instead of whole column chunks: a row group may be larger than memory
-        table = pq.ParquetFile(raw, buffer_size=1 << 20, pre_buffer=False)
+        table = pq.ParquetFile(raw, pre_buffer=False)
+        if any(size > _WHOLE_GROUP for size in _group_bytes(table.metadata)):
+            # stream pages instead of whole column chunks: a row group may be larger than memory
+            table = pq.ParquetFile(raw, buffer_size=1 << 20, pre_buffer=False)
         metadata, names, column = table.metadata, table.schema_arrow.names, TextColumn(text_column)
         by_row = _by_row(file, table.schema_arrow, column, wanted)
         row_groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]

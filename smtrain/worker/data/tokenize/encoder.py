@@ -86,14 +86,13 @@ class GigatokenEncoder:
         import gigatoken
 
         self.name = f"gigatoken {version('gigatoken')}"
-        content = settled_json(folder)
+        content, self._reference = settled_json(folder)
         form = adapted(content)
         self._digits = form.digits
         self._make: Any = lambda: gigatoken.Tokenizer.from_json(form.content)
         # a gigatoken tokenizer encodes one text at a time, so each thread takes a free one
         self._free, self._made = [_Warm(self._make())], 1
         self._lock = threading.Lock()
-        self._reference = load_tokenizer(folder)
         if not compared(json.loads(content).get("normalizer")):
             raise ValueError("its normalizer has not been compared with that of tokenizers")
         self._differences = Differences(other_numerals() if form.digits else "", form.missing)

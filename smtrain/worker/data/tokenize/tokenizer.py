@@ -58,11 +58,11 @@ def load_tokenizer(folder: Path, say: Say | None = None) -> Tokenizer:
     return tokenizer
 
 
-def settled_json(folder: Path) -> bytes:
-    """tokenizer.json for other libraries, without settings that `load_tokenizer` switches off."""
+def settled_json(folder: Path) -> tuple[bytes, Tokenizer]:
+    """What `load_tokenizer` gives, also as tokenizer.json for other libraries."""
     content = tokenizer_json(folder)
     tokenizer = _from_json(folder, content)
-    return str(tokenizer.to_str()).encode() if hf_tokenizer.settle(tokenizer) else content
+    return str(tokenizer.to_str()).encode() if hf_tokenizer.settle(tokenizer) else content, tokenizer
 
 
 def _from_json(folder: Path, content: bytes) -> Tokenizer:
