@@ -1610,6 +1610,8 @@ PAI = (
     case("pai", {"pai.code": {"source": "code-1"}}, "pai.code: is for a command of your own", "leave it out"),
     case("pai", {"pai.command": "x" * 50_000}, "pai.command: has 50,000 bytes",
          ("put it into a script below pai.storage, and call that", {"pai.command": "sh /mnt/smtrain/train.sh"})),
+    case("pai", {"pai.command": f"HF_TOKEN=hf_{'aB3' * 12} python train.py"}, "pai.command: looks like a secret",
+         ("keep it in a file of the image or of a mount", {"pai.command": ". /root/token; python train.py"})),
     case("pai", {"pai.vpc": {"id": "vpc-1", "switch": "vsw-1", "security_group": "sg-1"}}, "pai.vpc.cidrs: is missing",
          ("name them", {"pai.vpc.cidrs": ["192.168.0.0/16"]})),
     case("pai", {"checkpoint.s3_uri": "s3://bucket/c"}, "on PAI-DLC checkpoints lie below", "leave it out"),
