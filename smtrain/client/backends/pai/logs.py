@@ -6,6 +6,7 @@ Each line of ours begins with its time (entrypoints/cluster_host.py). PAI-DLC's 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -16,6 +17,10 @@ from smtrain.client.backends.pai.cloud import Cloud
 
 _MOST = 2000
 """Lines of one answer, PAI-DLC's default."""
+_LATE_S = 600
+"""Seconds after a job's end, or after now by this machine's clock, in which lines may have come."""
+_BACK_S = 600
+"""Seconds before the end in which the last lines are looked for first."""
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d(?:\.\d+)?)(?:Z|\+00:00)? ?")
 _NUMBER = re.compile(r"-(\d+)$")
 
@@ -54,18 +59,29 @@ class PodLogs:
     def __init__(self, cloud: Cloud, name: str, job: Mapping[str, Any]) -> None:
         self._cloud, self._name, self._id = cloud, name, str(job["JobId"])
         self._pods = pods_of(job)
+        self._end = (milliseconds(str(job.get("GmtFinishTime"))) or int(time.time() * 1000)) // 1000
 
     def since(self, start: int) -> list[dict[str, Any]]:
         """Every event from a time (ms) on, pod by pod, as FilterLogEvents gives them."""
-        now = int(datetime.now(timezone.utc).timestamp()) + 2
-        return [event for pod in self._pods for event in self._events(pod, max(start, pod.began) // 1000, now)]
+        until = self._end + _LATE_S
+        return [event for pod in self._pods for event in self._events(pod, max(start, pod.began) // 1000, until)]
 
     def last(self, count: int) -> list[dict[str, Any]]:
         """The last so many events of every host."""
         by_host: dict[str, list[dict[str, Any]]] = {}
-        for event in self.since(0):
-            by_host.setdefault(str(event["logStreamName"]).rpartition("/")[2].rsplit("-", 1)[0], []).append(event)
+        for pod in self._pods:
+            by_host.setdefault(pod.host, []).extend(self._last(pod, count))
         return [event for events in by_host.values() for event in events[-count:]]
+
+    def _last(self, pod: Pod, count: int) -> list[dict[str, Any]]:
+        """The last events of a pod: farther and farther back, as a long log takes many calls."""
+        back, began = _BACK_S, pod.began // 1000
+        while True:
+            start = max(began, self._end - back)
+            events = list(self._events(pod, start, self._end + _LATE_S))
+            if len(events) >= count or start == began:
+                return events
+            back *= 8
 
     def _events(self, pod: Pod, start: int, end: int) -> Iterator[dict[str, Any]]:
         stream = f"{self._name}/{pod.host}-{(pod.uid or '0')[:8]}"

@@ -30,6 +30,7 @@ from smtrain.client.backends.sagemaker.retry import outlasting
 from smtrain.core.config.pai import OSS, Pai
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.facts.sagemaker import ENDED
+from smtrain.core.protocol.requests import stage_of
 from smtrain.core.text import Say, say
 
 # Status of GetJob (its reference, 2026-11) in SageMaker's terms, with the secondary status.
@@ -149,7 +150,7 @@ class PaiPlace:
         for jobs in self.cloud.jobs(contains, min(page, _PAGE)):
             for job in jobs:
                 self._ids.setdefault(str(job["DisplayName"]), str(job["JobId"]))  # the newest comes first
-            ours = [self._described(job) for job in jobs if REQUEST in (job.get("Envs") or {})]
+            ours = [self._described(job) for job in jobs if _is_ours(job)]
             yield [summary(one) for one in ours if (contains or "") in one["TrainingJobName"]]
 
     def stop(self, name: str) -> None:
@@ -215,8 +216,8 @@ class PaiPlace:
         text = (job.get("Envs") or {}).get(REQUEST)
         name = str(job.get("DisplayName"))
         sent = json.loads(text) if text else {}
-        # A job that was not made here has no more than its name.
-        sent = {"OutputDataConfig": {"S3OutputPath": self.section.base}, "ResourceConfig": {}, **sent}
+        run = (stage_of(name) or (name,))[0]  # without its variables a job has no more than its name
+        sent = {"OutputDataConfig": {"S3OutputPath": f"{self.section.base}/{run}/jobs"}, "ResourceConfig": {}, **sent}
         created, started = _moment(job.get("GmtCreateTime")), _moment(job.get("GmtRunningTime"))
         ended = [job.get(f"Gmt{word}Time") for word in ("Finish", "Successed", "Failed", "Stopped")]
         times = [moment for moment in (created, started, *map(_moment, ended)) if moment]
@@ -233,6 +234,12 @@ class PaiPlace:
             if left:
                 return self.cloud.read(f"{OSS}{self.section.bucket}/{left[0]}").decode(errors="replace")
         return str(description.get("FailureReason", ""))
+
+
+def _is_ours(job: Mapping[str, Any]) -> bool:
+    """Whether a job of ListJobs is one of smtrain; without its variables its name decides."""
+    variables = job.get("Envs")
+    return REQUEST in variables if variables else stage_of(str(job.get("DisplayName"))) is not None
 
 
 def _state(job: Mapping[str, Any]) -> JobState:

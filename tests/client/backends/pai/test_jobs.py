@@ -15,7 +15,7 @@ from smtrain.client.backends.pai import place as place_module
 from smtrain.client.backends.pai.logs import PodLogs, pods_of
 from smtrain.client.backends.pai.place import PaiPlace
 from smtrain.core.config.pai import Pai
-from testing.pai_dlc import StandIn
+from testing.pai_dlc import StandIn, StandInJob
 from tests.client.backends.pai.conftest import BOX, wait_for
 from tests.conftest import LLAMA
 
@@ -201,3 +201,17 @@ def test_a_long_log_is_read_whole_and_each_line_once() -> None:
     assert pod.host == "algo-2"
     events = PodLogs(answers, "own", job).since(0)  # type: ignore[arg-type]
     assert [int(event["message"]) for event in events] == list(range(9000))
+    answers.calls = 0
+    last = PodLogs(answers, "own", {**job, "GmtFinishTime": "2026-09-21T14:50:50Z"}).last(100)  # type: ignore[arg-type]
+    assert [int(event["message"]) for event in last] == list(range(8900, 9000))
+    assert answers.calls < 8
+
+
+def test_a_list_without_variables_knows_our_jobs_by_their_names(cloud: StandIn, raw: dict[str, Any]) -> None:
+    cloud.held = True
+    job = smtrain.launch(raw, wait=False, say=quiet)
+    cloud.jobs["other"] = StandInJob("other", {"DisplayName": "someone-else"}, "2026-11-26T10:00:00Z")
+    for one in cloud.jobs.values():
+        one.request.pop("Envs", None)
+    assert [row["TrainingJobName"] for page in job.target.rows(None, 10) for row in page] == [job.name]
+    assert job.output == f"oss://bucket/smtrain/own/jobs/{job.name}/output/model/"
