@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import os
 import shutil
 import signal
 import socket
@@ -71,17 +72,25 @@ def interface_to(address: str) -> str | None:
 
 
 def run(
-    command: list[str], out: BinaryIO, environment: Mapping[str, str], on_stop: Callable[[], object]
-) -> tuple[int, str]:
+    command: list[str], out: BinaryIO, environment: Mapping[str, str], on_stop: Callable[[], object],
+    *, together: bool = False,
+) -> tuple[int, str]:  # fmt: skip
     """Run a command, write each of its lines with the time, and forward SIGTERM; `on_stop` is called then.
 
+    `together`: all processes that it has started get the signal too, as a shell does not pass it on.
     Returns its exit status, or 128 + the signal, and the reason why the last lines are lost, else an empty text.
     """
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=dict(environment))
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=dict(environment), start_new_session=together
+    )
 
     def stop(_number: int, _frame: object) -> None:
         on_stop()
-        process.send_signal(signal.SIGTERM)
+        if together:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+        else:
+            process.send_signal(signal.SIGTERM)
 
     signal.signal(signal.SIGTERM, stop)
     output = process.stdout

@@ -102,7 +102,7 @@ def attend(job: Path, ml: Path, stage: str, command: list[str]) -> int:
     with open(1, "wb", buffering=0, closefd=False) as out:
         environment = variables(ml, stage, os.environ, own=bool(command))
         launcher = [sys.executable, str(HERE / "launch.py"), stage]
-        status, _ = run(command or launcher, out, environment, lambda: told.append(True))
+        status, _ = run(command or launcher, out, environment, lambda: told.append(True), together=bool(command))
     store(ml, job)
     failure, rank = ml / "output/failure", int(os.environ.get("RANK", "0"))
     if status and not told:

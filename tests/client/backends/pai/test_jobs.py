@@ -71,6 +71,18 @@ def test_the_cause_of_a_failure_is_the_first_pods(cloud: StandIn, raw: dict[str,
     assert "PAI-DLC says: it ended with status 4" in str(job.explain())
 
 
+def test_what_a_command_has_started_is_told_to_stop_too(cloud: StandIn, raw: dict[str, Any]) -> None:
+    inner = "trap 'echo inner saved; exit' TERM; echo inner waits; while :; do sleep 0.05; done"
+    raw["pai"]["command"] = f"cd /; bash -c {shlex.quote(inner)}; echo behind"
+    raw["compute"]["instance_count"] = raw["train"]["global_batch_size"] = 1
+    job = smtrain.launch(raw, wait=False, say=quiet)
+    wait_for(lambda: any(line.text == "inner waits" for line in job.lines()))
+    job.stop()
+    wait_for(lambda: job.status == "Stopped")
+    assert any(line.text == "inner saved" for line in job.lines())
+
+
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "does",
     ['open("f", "a")', 'open("f", "r+")', 'os.mkdir("d"); os.rename("d", "e")', 'os.symlink("f", "l")',
