@@ -123,7 +123,8 @@ def spot(context: Context) -> Iterator[Finding]:
     plan = _plan(context)
     if plan.save is None or plan.hours is None or not plan.step_s:
         return
-    ideal = context.config.train.steps * plan.step_s["total"] / HOUR
+    whole = train.samples / train.global_batch_size  # steps, if all were of the whole batch
+    ideal = whole * plan.step_s["total"] / HOUR
     oftener = "save more often (train.save_interval), or " if train.save_interval > 1 else ""
     remedy = f"{oftener}set compute.spot: false"
     if not isfinite(plan.save.stretch) or plan.save.stretch > 10:

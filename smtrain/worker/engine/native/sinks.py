@@ -27,16 +27,18 @@ def attend(
     module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: torch.Tensor | None,
     scaling: float, sliding_window: int | None = None, **_: Any,
 ) -> tuple[torch.Tensor, None]:  # fmt: skip
-    """Attention of queries [B, heads, S, D] as transformers calls it; `attention_mask` [B or 1, 1, S, S] is true for
-    keys that a query sees, None for all before it and itself."""
+    """Attention of queries [B, heads, S, D] as transformers calls it; `attention_mask` [B or 1, 1, S, keys] is true
+    for keys that a query sees, None for all before it and itself. The queries are the last of the keys."""
     length, groups = query.shape[2], module.num_key_value_groups
+    before = key.shape[2] - length
     key, value = (x.repeat_interleave(groups, 1) if groups > 1 else x for x in (key, value))
     out = []
     for start in range(0, length, BLOCK):
         stop = min(start + BLOCK, length)
-        first = 0 if sliding_window is None else max(0, start - sliding_window + 1)
-        seen = None if attention_mask is None else attention_mask[:, :, start:stop, first:stop]
-        block = query[:, :, start:stop], key[:, :, first:stop], value[:, :, first:stop], module.sinks, seen, scaling
+        first = 0 if sliding_window is None else max(0, before + start - sliding_window + 1)
+        keys = slice(first, before + stop)
+        seen = None if attention_mask is None else attention_mask[:, :, start:stop, keys]
+        block = query[:, :, start:stop], key[:, :, keys], value[:, :, keys], module.sinks, seen, scaling
         if length > BLOCK and torch.is_grad_enabled():
             out.append(checkpoint(_block, *block, use_reentrant=False, preserve_rng_state=False))
         else:
