@@ -510,11 +510,11 @@ def test_tasks_that_run_code_or_take_no_examples_are_refused_first(capsys: pytes
         (["humaneval"], "--tasks: humaneval run code that the model writes; turn --run-generated-code on to run it in"),
         (
             ["agieval", "--num-fewshot", "5"],
-            "--num-fewshot: the harness has no worked examples for agieval, not 5; leave",
+            "--num-fewshot: the harness has no worked examples for agieval, not 5",
         ),
         (
             ["bbh", "--num-fewshot", "4"],
-            "--num-fewshot: the harness has 3 worked examples for bbh, not 4; leave it out",
+            "--num-fewshot: the harness has 3 worked examples for bbh, not 4; leave",
         ),
     ):
         assert call("evaluate", "smtrain.cli.evaluate", ["s3://nowhere/model", "--tasks", *more]) == 2
