@@ -59,7 +59,7 @@ def load_tokenizer(folder: Path, say: Say | None = None) -> Tokenizer:
 
 
 def settled_json(folder: Path) -> tuple[bytes, Tokenizer]:
-    """What `load_tokenizer` gives, also as tokenizer.json for other libraries."""
+    """The tokenizer of a folder as `load_tokenizer` reads it, and its tokenizer.json for other libraries."""
     content = tokenizer_json(folder)
     tokenizer = _from_json(folder, content)
     return str(tokenizer.to_str()).encode() if hf_tokenizer.settle(tokenizer) else content, tokenizer
