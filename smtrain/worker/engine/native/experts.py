@@ -59,6 +59,8 @@ class Mixture(nn.Module):
         self._sizes, self._names, self._normalised = sizes, names, routing.normalised
         self._activation: Callable[[torch.Tensor], torch.Tensor] = ACT2FN[described.activation]
         self._exit: Callable[[torch.Tensor], torch.Tensor] = lambda x: x
+        # Its shapes change with each step, so a compiler would make a graph for each of them.
+        self.forward = torch.compiler.disable(self.forward)  # type: ignore[no-untyped-call, method-assign]
 
     @property
     def router_names(self) -> list[str]:
