@@ -115,8 +115,7 @@ def test_what_a_refused_mesh_is_told_to_take_runs(
     assert not faults(taken), (told, taken)
     config = load_config(taken, target="aws")
     if "which gives" in told[0]:
-        mesh = f"tp {config.parallel.tp} x pp {config.parallel.pp} x dp {config.dp} with micro-batches of"
-        assert f"{mesh} {config.parallel.micro_batch_size}" in told[0]
+        assert f"{config.mesh_words} with micro-batches of {config.parallel.micro_batch_size}" in told[0]
         assert smtrain.plan(taken, target="aws").fits
 
 
