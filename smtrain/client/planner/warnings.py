@@ -128,6 +128,11 @@ def neuron_warnings(
         f"the first step compiles every graph, {spell(first_step_s)} by assumption{stages}; a later job takes them "
         "from the cache"
     )
+    if work.shape.experts is not None and work.capacity is None:
+        out.append(
+            "experts get other numbers of rows in each step, and TorchNeuron compiles a graph for each shape: set "
+            "parallel.expert_capacity, with which all steps have the same ones"
+        )
     if pair := untiled_group(work, machine, mesh, neighbours=True):
         chips = " and ".join(map(str, pair.chips(machine.torus_chip or 1)))
         out.append(

@@ -121,6 +121,16 @@ def test_a_plan_says_both_counts() -> None:
     assert any("1.5 times the mean" in warning for warning in planned.warnings)
 
 
+def test_on_trainium_a_plan_asks_for_rows_of_one_shape() -> None:
+    config: Any = {"name": "moe", "model": {"path": "hf://Qwen/Qwen3-30B-A3B"}, "data": {"path": "s3://texts/text"}}
+    compute = {"instance_type": "ml.trn2.48xlarge", "instance_count": 2}
+    free = smtrain.plan(config, compute=compute, parallel="auto")
+    assert any("set parallel.expert_capacity" in warning for warning in free.warnings)
+    mesh = {key: getattr(free.mesh, key) for key in ("tp", "pp", "ep")}
+    bound = smtrain.plan(config, compute=compute, parallel={**mesh, "expert_capacity": 1.25})
+    assert not any("set parallel.expert_capacity" in warning for warning in bound.warnings)
+
+
 def test_a_capacity_bounds_the_rows() -> None:
     machine, mesh = Machine.of("ml.p5.48xlarge", 1), Mesh(1, 1, 8, ep=8)
     held = [core_memory(work(capacity=share), machine, mesh, 0).activations for share in (1.0, 1.25, None)]
