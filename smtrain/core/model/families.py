@@ -1017,10 +1017,6 @@ class ModelShape:
                 f"parallel.cp = {cp} does not divide the {self.delta.key_heads // tp} key heads of the model's linear "
                 f"attention{f' on a process with parallel.tp = {tp}' if tp > 1 else ''}"
             )
-        if self.rules.sinks and cp > 1:
-            faults.append(
-                f"parallel.cp: attention of {self.family} models has sinks, and does not cut rows; set it to 1"
-            )
         if self.experts is not None and self.experts.width % tp:
             faults.append(f"parallel.tp = {tp} does not divide the {self.experts.width} units of the model's experts")
         if self.experts is not None and self.experts.count % ep:

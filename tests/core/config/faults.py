@@ -11,7 +11,6 @@ from tests.core.config.followed import (
     GPT2,
     MIXTRAL,
     NEOX,
-    OSS,
     OUT,
     PLAN,
     QWEN35,
@@ -1393,9 +1392,12 @@ MODEL = (
     ),
     case(
         "local",
-        both(write("model/config.json", OSS), {"parallel.pp": 1, "parallel.cp": 2}),
-        "parallel.cp: attention of gpt_oss models has sinks",
-        "set it to 1",
+        both(
+            write("model/config.json", MIXTRAL), {"parallel.pp": 1, "parallel.cp": 2, "parallel.expert_capacity": 1.5}
+        ),
+        "parallel.expert_capacity: counts the tokens of whole sequences",
+        ("leave one of the two", {"parallel.expert_capacity": OUT}),
+        (" out", {"parallel.cp": OUT}),
     ),
     case(
         "local",

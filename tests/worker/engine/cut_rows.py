@@ -36,7 +36,7 @@ def gradients(
     result = e.step(ids[mine], labels[mine], 0.0, within)
     e.save(folder, 1, {})
     return {
-        "loss": result.loss, "grad_norm": result.grad_norm, "evaluated": evaluated,
+        "loss": result.loss, "grad_norm": result.grad_norm, "evaluated": evaluated, "routing": result.routing,
         "logits": None if logits is None else logits.numpy(), "next": [e.next_token(ids[:1, :n]) for n in (1, 9, 32)],
     }  # fmt: skip
 

@@ -16,8 +16,8 @@ from tests.worker.engine.neuron.imitation import Limits
 from tests.worker.engine.test_preference import off
 from tests.worker.engine.world import World
 
-GATE = {("qwen3_5", True): "211 cp2 sp", ("mistral-window", True): "111 cp4", ("gpt2", False): "121 cp2 full"}
-"""A state that runs along the row, a window and learned positions; documents apart, and rows of one."""
+GATE = {("qwen3_5", True): "211 cp2 sp", ("gpt_oss", True): "111 cp4", ("gpt2", False): "121 cp2 full"}
+"""A state that runs along the row, windows with sinks and experts, learned positions; documents apart, rows of one."""
 FOUR = ["211 cp2 sp", "111 cp4", "112 cp2 m2", "121 cp2 full", "112 cp2 selective m1"]
 MANY = {
     8: ["221 cp2 sp", "212 cp2 full", "122 cp2 m1", "211 cp4 sp", "121 cp4", "112 cp4 m2"],
@@ -35,6 +35,10 @@ def agree(ranks: list[dict[str, Any]], one: dict[str, Any], ours: Path, theirs: 
         assert made["evaluated"].tokens == one["evaluated"].tokens
         assert made["evaluated"].correct == one["evaluated"].correct
         assert made["next"] == one["next"]
+        if one["routing"] is not None:
+            assert made["routing"].aux_loss == pytest.approx(one["routing"].aux_loss, rel=1e-5)
+            assert made["routing"].entropy == pytest.approx(one["routing"].entropy, rel=1e-5)
+            np.testing.assert_allclose(made["routing"].loads, one["routing"].loads, rtol=1e-6)
         if made["logits"] is not None:
             np.testing.assert_allclose(made["logits"], one["logits"], atol=1e-4, rtol=0)
     assert any(made["logits"] is not None for made in ranks)

@@ -310,6 +310,12 @@ def _expert_faults(config: JobConfig, shape: ModelShape) -> Iterator[Fault]:
     }
     for key in (key for key, given in asked.items() if given and shape.experts is None):
         yield {"model.path", key}, f"{key}: {with_article(shape.family)} model has no experts; leave it out"
+    if asked["parallel.expert_capacity"] and config.parallel.cp > 1:
+        yield (
+            {"parallel.expert_capacity", "parallel.cp"},
+            "parallel.expert_capacity: counts the tokens of whole sequences, which parallel.cp cuts; leave one of the "
+            "two out",
+        )
     for key in ("train.aux_loss", "train.aux_by_layer"):
         if asked[key] and shape.experts is not None and config.train.adapter:
             yield {"train.adapter", key}, f"{key}: with train.adapter routers stay as they are; leave it out"

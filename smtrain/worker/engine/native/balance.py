@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from smtrain.core.model.families import ModelShape
 from smtrain.worker.engine.base import RoutingMetrics
@@ -113,6 +114,19 @@ class Balance:
         """Add choices of a layer that found no place."""
         if self._now is not None and self._now.counting:
             self._now.dropped += number
+
+    @torch.no_grad()
+    def join(self, routed: Routed) -> None:
+        """Add the counts of the other ranks that share the micro-batch's rows, once its forward pass is over."""
+        if self._mesh.cp_group is None:
+            return
+        numbers = [routed.counts, routed.sums, routed.entropy, routed.dropped]
+        joined = torch.cat([number.reshape(-1) for number in numbers])
+        dist.all_reduce(joined, group=self._mesh.cp_group)
+        counts, sums, *rest = torch.split(joined, [number.numel() for number in numbers])
+        routed.counts, routed.sums = counts.view_as(routed.counts), sums.view_as(routed.sums)
+        routed.entropy, routed.dropped = (number.view(()) for number in rest)
+        routed.tokens *= self._mesh.cp
 
     def totals(self, routed: Routed, before: torch.Tensor | None) -> torch.Tensor:
         """[2, E]: the counts and the sums of all layers up to this stage; `before` are those of the stages before."""

@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch.nn.attention.bias import causal_lower_right
+from torch.nn.attention.bias import CausalBias, causal_lower_right
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from smtrain.worker.engine.native.comm import ProcessMesh, gather_into, scatter_sum_into
+from smtrain.worker.engine.native.sinks import attend_block
 from smtrain.worker.engine.parts import part
 
 CHUNK = {"cpu": 512, "neuron": 256}
@@ -66,6 +67,13 @@ class CutRows(NamedTuple):
             chunks.append(Chunk(start, min(start + size, length), low))
         return cls(mesh, tokens, number, window, tuple(chunks))
 
+    def bounded(self) -> CutRows:
+        """The same with chunks of the usual size, for an `Inner` that keeps scores."""
+        size, parts = CHUNK.get(self.mesh.device.type, 1024), list[Chunk]()
+        for start, stop, low in self.chunks:
+            parts += [Chunk(at, min(at + size, stop), low) for at in range(start, stop, size)]
+        return self._replace(chunks=tuple(parts))
+
     def mask(self, chunk: Chunk) -> Any:
         """Whether each query of a chunk sees each key from `chunk.low` on, [B or 1, 1, n, L]; torch's causal bias on
         CUDA if that is all."""
@@ -86,7 +94,7 @@ class CutRows(NamedTuple):
 
 
 def attend(
-    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rows: CutRows, scaling: float | None,
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rows: CutRows, scaling: float | None,
     inner: Inner | None = None, parameters: Sequence[torch.Tensor] = (),
 ) -> torch.Tensor:  # fmt: skip
     """Attention [B, own tokens, heads, D] of q, k and v [B, heads, own tokens, D] over whole rows.
@@ -217,9 +225,18 @@ def heads_for_tokens(x: torch.Tensor, mesh: ProcessMesh) -> torch.Tensor:
 
 def _of_transformers(
     module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: CutRows,
-    scaling: float | None = None, **_: Any,
+    scaling: float | None = None, s_aux: torch.Tensor | None = None, **_: Any,
 ) -> tuple[torch.Tensor, None]:  # fmt: skip
-    return attend(module, query, key, value, attention_mask, scaling), None
+    if s_aux is None:
+        return attend(query, key, value, attention_mask, scaling), None
+    return attend(query, key, value, attention_mask.bounded(), scaling, _with_sinks, [s_aux]), None
+
+
+def _with_sinks(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, scaling: float, sinks: torch.Tensor
+) -> torch.Tensor:
+    k, v = (_repeated(x, q.shape[1] // k.shape[1]) for x in (k, v))
+    return attend_block(q, k, v, sinks, None if isinstance(mask, CausalBias) else mask, scaling)
 
 
 NAME = "smtrain_cut_rows"

@@ -111,7 +111,7 @@ class NativeEngine:
             scaling = self.optimizer.loss_scale
             before = [] if scaling is None else [scaling.scale]
             scale = scale if scaling is None else scale * scaling.scale
-            calls = len(micro_batches) * self.mesh.shards
+            calls = len(micro_batches) * self.mesh.dp
             aux_scale = torch.full((), 1 / calls, device=self.device)
             aux_scale = aux_scale if scaling is None else aux_scale * scaling.scale
             total = self.pipeline.train(micro_batches, scale, self.optimizer.last_backward, aux_scale)

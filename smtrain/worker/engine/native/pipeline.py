@@ -103,6 +103,7 @@ class Pipeline:
                 losses.add_(out.detach())
                 out = out * scale
             if balance is not None and now is not None:
+                balance.join(now)
                 now.totals = balance.totals(now, None if h is None else h.loads)
                 routed.append(now)
             in_flight.append((x, out, now))
@@ -141,7 +142,9 @@ class Pipeline:
             _, gradient = self._exchange(shape_after=shape(i), loads=loads)
             self._exchange(to_before=backward(gradient), loads=loads)
         if balance is not None:
-            self.routing = balance.numbers(aux, routed)
+            self.routing = balance.numbers(aux, routed) * (
+                not self.mesh.cp_rank
+            )  # ranks of the same rows have the same
             balance.end()
         return losses
 

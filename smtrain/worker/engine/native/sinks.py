@@ -40,13 +40,13 @@ def attend(
         seen = None if attention_mask is None else attention_mask[:, :, start:stop, keys]
         block = query[:, :, start:stop], key[:, :, keys], value[:, :, keys], module.sinks, seen, scaling
         if length > BLOCK and torch.is_grad_enabled():
-            out.append(checkpoint(_block, *block, use_reentrant=False, preserve_rng_state=False))
+            out.append(checkpoint(attend_block, *block, use_reentrant=False, preserve_rng_state=False))
         else:
-            out.append(_block(*block))
+            out.append(attend_block(*block))
     return torch.cat(out, 2).transpose(1, 2).contiguous(), None
 
 
-def _block(
+def attend_block(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sinks: torch.Tensor, seen: torch.Tensor | None,
     scaling: float,
 ) -> torch.Tensor:  # fmt: skip
