@@ -174,11 +174,15 @@ def test_check_finds_faults_before_anything_is_paid_for(cloud: StandIn, raw: dic
     assert "there is nothing at oss://bucket/none" in faults["inputs"]
     raw["pai"].update(ecs_spec="ecs.gn7e-c16g1.16xlarge", storage="oss://bucket/smtrain")
     raw["model"]["path"] = "oss://bucket/model"
-    (cloud.bucket("bucket") / "model").mkdir()
     described = cloud.bucket("bucket") / "model/config.json"
-    described.write_text(json.dumps({**LLAMA, "model_type": "vit"}))
-    (fault,) = smtrain.check(raw).faults
-    assert "vit" in fault.text
+    described.parent.mkdir()
+    (described.parent / "other").touch()
+    wrong = {"": "holds no config.json", "{": "cannot be read", json.dumps({**LLAMA, "model_type": "vit"}): "vit"}
+    for content, says in wrong.items():
+        if content:
+            described.write_text(content)
+        (fault,) = smtrain.check(raw).faults
+        assert says in fault.text
     described.write_text(json.dumps(LLAMA))
     assert smtrain.check(raw).ok
 
