@@ -106,6 +106,7 @@ def test_the_train_nodes_alone_run_and_may_read_a_script_as_they_start(raw: dict
         ({"storage_gib": 0}, {}, "--storage: 0 GiB is not a size"),
         ({"head_subnet": "subnet-1"}, {}, "--head-subnet: subnet-1 is not such an ID"),
         ({"ami": "neuron"}, {}, "--ami: neuron is not such an ID"),
+        ({"region": "uswest2"}, {}, "--region: uswest2 is not a region of AWS; did you mean us-west-2?"),
         ({"post_install": "neuron.sh"}, {}, "--post-install: neuron.sh is not a script that nodes can read"),
         ({"capacity_block": "block"}, {}, "--capacity-block: block is not such an ID"),
         ({}, {"partition": "Trn1_queue"}, "cluster.partition: ParallelCluster allows no queue named 'Trn1_queue'"),
@@ -135,7 +136,7 @@ def test_it_says_what_an_hour_costs_idle_and_busy(raw: dict[str, Any]) -> None:
     "site",
     [
         {},
-        {"spot": True},
+        {"spot": True, "region": "us-east-1"},
         {"capacity_block": "cr-0123456789abcdef0"},
         {"ami": "ami-0123456789abcdef0", "key_name": None},
         {"post_install": "s3://scripts/neuron.sh"},
