@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -122,7 +123,9 @@ class Cloud:
             from alibabacloud_credentials.exceptions import CredentialException
         except ImportError:
             raise CloudError(missing("alibabacloud_pai_dlc20201203")) from None
-        client = Client()
+        client, log = Client(), logging.getLogger("credentials")  # the SDK's, which prints a traceback for each try
+        level = log.level
+        log.setLevel(logging.CRITICAL)
         try:
             client.get_credential()
         except CredentialException:
@@ -130,6 +133,8 @@ class Cloud:
                 "no credentials for Alibaba Cloud were found; run `aliyun configure`, or set "
                 "ALIBABA_CLOUD_ACCESS_KEY_ID and ALIBABA_CLOUD_ACCESS_KEY_SECRET"
             ) from None
+        finally:
+            log.setLevel(level)
         return client
 
     def _ask(self, method: str, *arguments: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shlex
 from pathlib import Path
 from typing import Any
@@ -144,11 +145,17 @@ def test_a_refused_job_leaves_no_claim(cloud: StandIn, raw: dict[str, Any]) -> N
 
 
 def test_without_credentials_the_sentence_says_how_to_give_them(
-    cloud: StandIn, raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    cloud: StandIn, raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    def noisy(_self: object) -> None:
+        logging.getLogger("credentials").error("a traceback")
+        raise ValueError("none here")
+
     monkeypatch.setattr("alibabacloud_credentials.utils.auth_util.environment_access_key_id", None)  # read at import
+    monkeypatch.setattr("alibabacloud_credentials.provider.profile.ProfileCredentialsProvider.get_credentials", noisy)
     with pytest.raises(JobError, match="run `aliyun configure`, or set ALIBABA_CLOUD_ACCESS_KEY_ID"):
         smtrain.launch(raw, wait=False, say=quiet)
+    assert "a traceback" not in caplog.text
 
 
 def test_the_place_of_a_job_is_known_here_or_by_a_variable(
