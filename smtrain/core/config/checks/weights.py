@@ -243,7 +243,8 @@ def shape_faults(config: JobConfig, described: dict[str, object]) -> Iterator[Fa
         yield {"model.path"}, f"model.path: {error}"
         return
     try:
-        model = normalise(config.extended(described)) if not any(_rope_faults(config)) else given
+        if config.model.rope is not None and not any(_rope_faults(config)):
+            model = normalise(config.extended(described))
     except ConfigError as error:
         yield {"model.path", "model.rope"}, error.faults[0]
         return
