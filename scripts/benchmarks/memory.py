@@ -55,8 +55,9 @@ def long_row() -> dict[str, object]:
     from tests.worker.engine.cases import mesh
     from tests.worker.engine.world import World
 
-    sizes = {"hidden_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 256}
-    described, needed = {**model("llama"), **sizes, "max_position_embeddings": 1 << 15}, {}
+    sizes = {"hidden_size": 96, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 256}
+    sizes |= {"head_dim": 48, "num_hidden_layers": 3, "max_position_embeddings": 1 << 15}
+    described, needed = {**model("llama"), **sizes}, {}
     for cp in (1, 2):
         with World(cp) as world:
             made = world.run(peak, described, mesh(f"111 cp{cp} m1"), 1, 1 << 15)
