@@ -52,14 +52,15 @@ def main() -> None:
 def long_row() -> dict[str, object]:
     """Measure what a step on one row of 32768 tokens needs above the state, with 1 rank and on the larger of 2."""
     from tests.client.planner.peaks import model, peak
+    from tests.worker.engine import world as worlds
     from tests.worker.engine.cases import mesh
-    from tests.worker.engine.world import World
 
+    worlds.PATIENCE = 3600  # one thread, and all pairs of 32768 tokens
     sizes = {"hidden_size": 96, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 256}
     sizes |= {"head_dim": 48, "num_hidden_layers": 3, "max_position_embeddings": 1 << 15}
     described, needed = {**model("llama"), **sizes}, {}
     for cp in (1, 2):
-        with World(cp) as world:
+        with worlds.World(cp) as world:
             made = world.run(peak, described, mesh(f"111 cp{cp} m1"), 1, 1 << 15)
         needed[cp] = max(top - state for _, state, top in made)
     mib = {cp: round(bytes_ / 2**20) for cp, bytes_ in needed.items()}
