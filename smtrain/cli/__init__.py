@@ -58,7 +58,7 @@ COMMANDS = {
     ),
     "cluster": (
         "smtrain.cli.cluster",
-        "`network` and `template` print a Slurm cluster for AWS, `clean` frees the shared folder of one.",
+        "`network CONFIG` and `template CONFIG` print a Slurm cluster on AWS, `clean` frees its shared folder.",
     ),
     "pool": ("smtrain.cli.pool", "`list` warm pools with what they cost, `release` one."),
     "local": (
