@@ -58,8 +58,8 @@ def duplicates_warning(data: Data, kind: str, assumptions: Mapping[str, float]) 
         seconds = keys / assumptions["duplicate_keys_per_s_vcpu"] / vcpus(kind) / data.machines
         if asked:
             each.append(
-                f"{key} {spell(seconds)}, {keys * _STORED / 1e9:.0f} GB written and read, {tasks} tasks of 0.5 GB of "
-                "memory"
+                f"{key} {spell(seconds)}, {keys * _STORED / 1e9:.0f} GB written, then read in pieces, {tasks} tasks of "
+                "0.5 GB of memory"
             )
     bands = f" and {_BANDS} bands" if rows["data.near_duplicates"] else ""
     return f"prepare: a TB of text, at 3 KB a document{bands}, also takes {'; '.join(each)} (computed)"

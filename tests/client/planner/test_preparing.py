@@ -43,7 +43,7 @@ def test_a_plan_says_what_they_take_and_what_the_image_must_have(tmp_path: Path)
     asked = {"filters": ["gopher_quality"], "near_duplicates": {}, "machines": 2, "path": str(text)}
     plan = smtrain.plan(EXAMPLE, data=asked)
     told, every = [w for w in plan.warnings if w.startswith("prepare: ")]
-    assert "data.near_duplicates 41 s, 64 GB written and read, 636 tasks of 0.5 GB" in every
+    assert "data.near_duplicates 41 s, 64 GB written, then read in pieces, 636 tasks of 0.5 GB" in every
     assert "data.deduplicate" not in every
     seconds = sum(refining_seconds(data(**asked), "ml.m5.4xlarge").values()) * 1e9
     more = plan.dollars_by_item["prepare"] - plain.dollars_by_item["prepare"]
