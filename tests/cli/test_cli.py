@@ -88,12 +88,12 @@ SURFACE = {
     "download": {"--target", "--what", "--overwrite"},
     "chat": {
         *("--compare", "--adapter", "--system", "--template", "--turns", "--max-new-tokens", "--temperature"),
-        *("--top-k", "--top-p", "--stop", "--seed", "--endpoint", "--target"),
+        *("--top-k", "--top-p", "--stop", "--seed", "--endpoint", "--target", "--processes", "--config"),
     },
     "generate": {
         *("--prompt", "--out", "--overwrite", "--chat", "--system", "--adapter", "--template", "--batch", "--stream"),
         *("--json", "--max-new-tokens", "--temperature", "--top-k", "--top-p", "--beams", "--length-penalty"),
-        *("--stop", "--seed", "--target"),
+        *("--stop", "--seed", "--target", "--processes", "--config"),
     },
     "deploy": {
         *("--instance", "--name", "--for", "--instances", "--role", "--schedule-role", "--image", "--max-length"),
@@ -128,7 +128,7 @@ SURFACE = {
     "data": {"prepare", "merge", "split", "inspect", "report", "export", "import"},
     "evaluate": {
         *("--tasks", "--base", "--data", "--num-fewshot", "--limit", "--apply-chat-template", "--batch-size"),
-        *("--run-generated-code", "--out", "--json", "--overwrite", "--target"),
+        *("--run-generated-code", "--text", "--lengths", "--out", "--json", "--overwrite", "--target"),
     },
     "image": {"build", "verify", "pull", "tiny"},
     "images": {"--region", "--engine", "--json"},

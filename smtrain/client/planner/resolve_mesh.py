@@ -16,6 +16,7 @@ from smtrain.core.errors import ConfigError
 from smtrain.core.facts import instance
 from smtrain.core.facts.engines import EngineName, engine_of, is_gpu
 from smtrain.core.facts.trainium2 import torus_chip
+from smtrain.core.model.lora import linears
 
 NO_MESH = "compute.instance_count: no mesh of "
 """Beginning of the fault if no mesh fits and the config names none."""
@@ -148,7 +149,8 @@ def accepted(config: JobConfig, machine: Machine, mesh: Mesh, engine: EngineName
 def fit_faults(config: JobConfig, work: Work, machine: Machine, mesh: Mesh) -> tuple[str, ...]:
     """Reasons why a mesh cannot be used; also the mesh in which LoRA would fit, if it does not fit in this one."""
     faults = tuple(refusals(work, machine, mesh))
-    if work.lora or not faults or not faults[0].startswith("memory:") or "LoRA" in faults[0]:
+    memory = bool(faults) and faults[0].startswith("memory:") and "LoRA" not in faults[0]
+    if work.lora or not memory or not linears(work.shape):
         return faults
     _, recompute = work_of(config, work.shape)
     ways = search(with_adapters(work), [machine], recompute=recompute)
@@ -230,7 +232,7 @@ def _ways_out(config: JobConfig) -> Iterator[str]:
     if found := next((one for one in more if _fastest(one)), None):
         yield f"set compute.instance_count: {found.compute.instance_count}"
     yield "take larger instances"
-    if train.adapter is None:
+    if train.adapter is None and linears(shape_of(config)):
         adapted = _with(config, train={"adapter": AdapterSection(rank=RANK)})
         sizes = [train.global_batch_size] if "global_batch_size" in train.model_fields_set else _batches(config)
         if any(_fastest(_sized(adapted, size)) for size in sizes):

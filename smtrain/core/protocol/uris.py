@@ -135,6 +135,10 @@ def object_store(target: str) -> str:
     return "oss://" if target == "pai-dlc" else "s3://"
 
 
+A_URI = {"s3://": "an s3:// URI", "oss://": "an oss:// URI"}
+"""The URIs of each object store, for sentences."""
+
+
 def readable_schemes(target: str, *, mounted: bool = False) -> tuple[str, ...]:
     """Schemes of what a target's jobs can read, other than hubs: its object store, with `mounted` AWS's file systems,
     and file://, which stands for a path that the jobs see (load.py)."""

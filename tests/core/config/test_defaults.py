@@ -166,6 +166,8 @@ def test_a_published_models_positions_are_known_before_its_files_are() -> None:
 
 NEEDED: dict[str, dict[str, Any]] = {
     "Wandb": {"project": "llm"}, "LanguageOptions": {"keep": ("en",)}, "DecontaminateOptions": {"path": "tests.jsonl"},
+    "BatchRamp": {"start": 8, "increment": 8, "samples": 800}, "PaiResources": {"cpu": 8, "memory": "64Gi"},
+    "PaiVpc": {"id": "vpc-1", "security_group": "sg-1"}, "PaiCode": {"source": "code-1"},
 }  # fmt: skip
 
 

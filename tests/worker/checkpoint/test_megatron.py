@@ -196,7 +196,7 @@ def test_layers_may_stand_for_themselves_and_halves_apart(tmp_path: Path) -> Non
         (lambda at: shutil.rmtree(at / "iter_0000001/mp_rank_01_000"), "lacks the file of tp rank 1, pp rank 0"),
         (
             lambda at: rewrite(at, lambda h: h["model"].update({"decoder.layers.0.mlp.router.weight": torch.zeros(2)})),
-            "no parameter of a llama model",
+            "is of a mixture of experts, and config.json is of a llama model",
         ),
         (
             lambda at: rewrite(at, lambda h: h["model"].update({"decoder.layers.0.mlp.experts.x": torch.zeros(2)})),

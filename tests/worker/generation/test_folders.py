@@ -67,7 +67,7 @@ def test_without_a_tokenizer_the_advice_leads_to_one(tmp_path: Path) -> None:
     for name in ("config.json", "model.safetensors"):
         shutil.copyfile(folder / name, bare / name)
     convert(bare, tmp_path / "nxd", to=Nxd())
-    with pytest.raises(CheckpointError, match=r"--to hf --config MODEL`.*for its tokenizer"):
+    with pytest.raises(CheckpointError, match=r"has no tokenizer; name the model .* with --config MODEL"):
         smtrain.generate(str(tmp_path / "nxd"), ["ab"])
     convert(tmp_path / "nxd", tmp_path / "hf", to=HuggingFace(), config=folder)
     assert generate(tmp_path / "hf", ["ab"], max_new_tokens=2)

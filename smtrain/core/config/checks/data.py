@@ -21,7 +21,12 @@ from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.model.hf_folder import tokenizer_in
 from smtrain.core.near import near_path
 from smtrain.core.protocol.entrypoints import EXTRAS, data_needs
-from smtrain.core.protocol.uris import object_store, readable_schemes, respelled
+from smtrain.core.protocol.uris import (
+    A_URI,
+    object_store,
+    readable_schemes,
+    respelled,
+)
 from smtrain.core.yaml_text import YamlError, parse
 
 
@@ -151,7 +156,7 @@ def path_faults(config: JobConfig) -> Iterator[Fault]:
         elif "://" in path and not path.startswith(known):
             yield {key}, f"{key}: {path} is not {_words(config.target, 'hf://')}"
         elif "://" not in path and not Path(path).exists() and not glob.has_magic(path):
-            remedy = f"{near_path(path)}give a file, a folder, a glob or an {store} URI"
+            remedy = f"{near_path(path)}give a file, a folder, a glob or {A_URI[store]}"
             yield {key}, Sentence(f"{key}: {path} does not exist; {remedy}", "data.not_found")
     yield from _other_path_faults(config)
 
@@ -176,7 +181,7 @@ def _other_path_faults(config: JobConfig) -> Iterator[Fault]:
         if path.startswith(store) and ("*" in path or "?" in path):
             yield {key}, f"{key}: {path} has a wildcard, and a job's input is everything under a prefix; give that"
         if "://" not in path and not Path(path).exists() and not glob.has_magic(path):
-            remedy = f"{near_path(path)}give a file, a folder, a glob or an {store} URI"
+            remedy = f"{near_path(path)}give a file, a folder, a glob or {A_URI[store]}"
             yield {key}, Sentence(f"{key}: {path} does not exist; {remedy}", "data.not_found")
 
 
@@ -189,7 +194,7 @@ def prepared_faults(config: JobConfig) -> Iterator[Fault]:
     if hint := respelled(prepared, known):
         yield {"data.prepared"}, f"data.prepared: {hint}"
     elif "://" in prepared:
-        yield {"data.prepared"}, f"data.prepared: {prepared} is not a folder or an {store} URI"
+        yield {"data.prepared"}, f"data.prepared: {prepared} is not a folder or {A_URI[store]}"
     elif not (Path(prepared) / "manifest.json").is_file():
         fault = (
             f"data.prepared: {prepared} holds no manifest.json; give a folder that `smtrain data prepare` or stage "
@@ -239,7 +244,7 @@ def task_faults(config: JobConfig) -> Iterator[Fault]:
         yield {"evaluate.data"}, f"evaluate.data: {hint}"
         return
     if "://" in data or not folder.is_dir():
-        fault = f"{data} is not a folder or an {store} URI; give one of task YAMLs, or of a benchmark's files"
+        fault = f"{data} is not a folder or {A_URI[store]}; give one of task YAMLs, or of a benchmark's files"
         yield {"evaluate.data"}, Sentence(f"evaluate.data: {fault}", "data.not_found")
         return
     own = tasks_in(folder)
@@ -280,7 +285,7 @@ def long_faults(options: Evaluate, target: TargetName) -> Iterator[Fault]:
     if hint := respelled(text, (store,)):
         yield {"evaluate.text"}, f"evaluate.text: {hint}"
     elif "://" in text or not Path(text).exists():
-        fault = f"evaluate.text: {text} is not a file, a folder or an {store} URI; give one with long documents"
+        fault = f"evaluate.text: {text} is not a file, a folder or {A_URI[store]}; give one with long documents"
         yield {"evaluate.text"}, Sentence(fault, "data.not_found")
 
 

@@ -14,7 +14,12 @@ from smtrain.core.config.slurm_options import option_faults
 from smtrain.core.facts import instance
 from smtrain.core.facts.engines import TRAINIUM2, lnc_fault, sagemaker_lack
 from smtrain.core.facts.trainium2 import instead, pairs_of, torus_chip, untiled
-from smtrain.core.protocol.uris import data_source, is_mounted, object_store
+from smtrain.core.protocol.uris import (
+    A_URI,
+    data_source,
+    is_mounted,
+    object_store,
+)
 
 MESH_KEYS = {
     "parallel.tp", "parallel.pp", "parallel.dp", "parallel.cp",
@@ -210,7 +215,7 @@ def _name_faults(config: JobConfig) -> Iterator[Fault]:
             )
         elif is_mounted(uri) and key == "model.path":
             store = object_store(config.target)
-            yield {key}, f"{key}: {uri} cannot lie on a file system; give a folder or an {store} URI"
+            yield {key}, f"{key}: {uri} cannot lie on a file system; give a folder or {A_URI[store]}"
         elif is_mounted(uri) and data_source(uri) is None:
             yield {key}, f"{key}: {uri} must look like fsx://fs-0123456789abcdef0/folder"
     for tag in config.tags:

@@ -31,7 +31,17 @@ from smtrain.core.model.rope import BORDERS, KINDS, ORIGINAL, megatron_rope_lack
 from smtrain.core.model.text_part import is_multimodal, text_part
 from smtrain.core.near import near_path
 from smtrain.core.protocol.requests import is_of_run
-from smtrain.core.protocol.uris import HUB, HUBS, RUN, RUN_NAME, is_mounted, object_store, readable_schemes, respelled
+from smtrain.core.protocol.uris import (
+    A_URI,
+    HUB,
+    HUBS,
+    RUN,
+    RUN_NAME,
+    is_mounted,
+    object_store,
+    readable_schemes,
+    respelled,
+)
 from smtrain.core.text import with_article
 
 _SCHEMES = ("demo://", RUN, *HUBS)
@@ -139,9 +149,9 @@ def _place_faults(config: JobConfig, key: str, path: str, more: tuple[str, ...] 
     elif path.startswith(RUN) and not RUN_NAME.fullmatch(path):
         yield {key}, f"{key}: {path} must look like run://NAME, the name of an earlier run"
     elif "://" in path and not path.startswith(schemes):
-        yield {key}, f"{key}: {path} is not a folder or an {store} URI"
+        yield {key}, f"{key}: {path} is not a folder or {A_URI[store]}"
     elif "://" not in path and not Path(path).is_dir():
-        remedy = f"{near_path(path)}give one with weights, or an {store} URI"
+        remedy = f"{near_path(path)}give one with weights, or {A_URI[store]}"
         yield {key}, Sentence(f"{key}: {path} is not a folder; {remedy}", "model.not_found")
 
 
