@@ -7,9 +7,11 @@ were not published; docs/planner-formulas.md derives them. If only a bound is kn
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
+from typing import Any
 
 from smtrain.client.planner.machines import Machine, Mesh, Work, cut, stage_kinds, trained_numbers
 from smtrain.core.facts import table
@@ -143,7 +145,15 @@ def slot_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients) -> Slot
     last = _stage_time(work, machine, mesh, k, mesh.pp - 1)
     if not mesh.layers:
         return last
-    slots = [*(_stage_time(work, machine, mesh, k, stage) for stage in range(mesh.pp - 1)), last]
+    uniform = len(work.shape.kinds) == 1
+    alike: dict[Any, Slot] = {}  # stages of the same layers take the same time
+    slots = []
+    for stage, count in enumerate(mesh.layers[:-1]):
+        kinds = count if uniform else frozenset(stage_kinds(work.shape, mesh.pp, stage, mesh.layers).items())
+        if kinds not in alike:
+            alike[kinds] = _stage_time(work, machine, mesh, k, stage)
+        slots.append(alike[kinds])
+    slots.append(last)
     slowest = max(slots, key=lambda slot: slot.total)
     rest = sum(slot.total for slot in slots) - slowest.total  # the bubble: a micro-batch's way through the others
     return replace(slowest, middle=rest / max(1, mesh.pp - 1))
@@ -202,12 +212,17 @@ def balanced(work: Work, machine: Machine, mesh: Mesh, k: Coefficients) -> tuple
     each, extra = divmod(layers, pp)
     if not extra:
         return ()
-    time = {}
-    for last in range(1, each + 2):
+    best: tuple[int, ...] = ()
+    least = math.inf
+    for last in range(each + 1, 0, -1):
         before, more = divmod(layers - last, pp - 1)
         counts = (*(before + (stage >= pp - 1 - more) for stage in range(pp - 1)), last)
-        time[counts] = slot_time(work, machine, replace(mesh, layers=counts), k).total
-    return min(reversed(time), key=lambda counts: time[counts])
+        time = slot_time(work, machine, replace(mesh, layers=counts), k).total
+        if time < least:
+            best, least = counts, time
+        elif time > least and len(work.shape.kinds) == 1:
+            break  # an earlier stage is the slowest from here on
+    return best
 
 
 def _link(machine: Machine, ranks: int, k: Coefficients) -> float:
