@@ -86,6 +86,7 @@ def test_it_may_start_or_one_sentence_says_why_not(model: str, kind: str, count:
         assert told[0].startswith(known), told
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("model", MODELS)
 def test_every_model_has_machines(model: str) -> None:
     sizes = (1, 4, 16, 64)

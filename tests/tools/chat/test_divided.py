@@ -50,6 +50,7 @@ def texts(model: Path, **options: Any) -> list[str]:
     return [record["completion"] for record in smtrain.generate(model, PROMPTS, **{**GREEDY, **options})]
 
 
+@pytest.mark.full  # the gate has tests/worker/engine/test_remembering.py
 def test_a_checkpoint_answers_as_the_model_that_is_exported_from_it(folder: Path, native: Path, nxd: Path) -> None:
     theirs = texts(folder)
     said: list[str] = []

@@ -55,6 +55,7 @@ def trained(file: Path) -> tuple[dict[str, Any], dict[tuple[str, str], dict[str,
 
 
 @pytest.mark.slow
+@pytest.mark.full  # the gate has its parts and verdicts below
 def test_it_runs_whole_on_the_cpu(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "_MEASURED", 960)  # half a second for each measurement
     file, page = tmp_path / "out.json", tmp_path / "out.html"

@@ -103,7 +103,7 @@ def test_pairs_whose_answers_are_cut_have_trl_s_numbers(text: str, kind: str, pa
         assert off(ours, kind) < 1e-5
 
 
-@pytest.mark.sample(1)
+@pytest.mark.full  # the gate has dropout in test_lora.py
 @pytest.mark.parametrize("text", ["211 cp2 sp full", "111 cp4", "121 cp2"])
 def test_adapters_drop_what_one_process_drops(text: str, solo: World, four: World, tmp_path: Path) -> None:
     config = CONFIGS["llama-tied-509"]

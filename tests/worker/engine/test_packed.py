@@ -29,7 +29,7 @@ MESHES = {
 
 
 @pytest.mark.slow
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", MESHES)
 def test_losses_and_norms_are_those_of_the_samples_alone(name: str, four: World, solo: World) -> None:
     config, count = CONFIGS[name], 4
@@ -43,6 +43,7 @@ def test_losses_and_norms_are_those_of_the_samples_alone(name: str, four: World,
         assert norm.max() < 1e-5, (text, norm)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("name", ["llama", "mistral-window", "gpt_neox", "qwen3_5"])
 @pytest.mark.parametrize("text", ["221 sp", "122"])
 def test_logits_are_those_of_the_samples_alone(name: str, text: str, four: World, solo: World) -> None:
