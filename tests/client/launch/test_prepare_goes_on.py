@@ -38,6 +38,7 @@ def test_all_attempts_share_what_is_done(raw: dict[str, Any]) -> None:
     assert parts_uri(config, "tiny-prepare-01234567-12") == parts_uri(config, "tiny-prepare-01234567")
 
 
+@pytest.mark.full  # worker/data/spread has resumes, and test_local_run.py a stopped job
 def test_a_stopped_job_is_gone_on_with(local_home: Path, trained_inputs: dict[str, Path], tmp_path: Path) -> None:
     # a normalizer that gigatoken is not trusted with, so that there is time to stop
     model = tmp_path / "model"

@@ -28,7 +28,7 @@ def given(model: str, kind: str, count: int, **train: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", TYPES)
 def test_what_auto_proposes_may_be_written_down(kind: str) -> None:
     refused, proposed = [], 0
