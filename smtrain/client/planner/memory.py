@@ -256,9 +256,8 @@ def _saved_by_adapters(work: Work, mesh: Mesh, lora: Lora) -> float:
 def _scores(work: Work, mesh: Mesh) -> float:
     """Bytes per token that a layer keeps of its attention weights if they are written to memory."""
     w, heads = work.width, work.shape.heads / mesh.tp
-    if (
-        work.shape.rules.sinks and mesh.cp == 1
-    ):  # an fp32 softmax, in half precision a copy of it, and a mask; of several blocks nothing
+    if work.shape.rules.sinks and mesh.cp == 1:
+        # An fp32 softmax, in half precision a copy of it, and a mask; of several blocks nothing.
         alone = work.seq_len <= SINK_BLOCK
         return ((4.0 + (w if w == 2 else 0)) * heads + 1) * (work.seq_len + 1) if alone else 0.0
     if work.fused_attention or mesh.cp > 1:  # cut rows compute them again, a chunk at a time
@@ -404,7 +403,7 @@ def _cut_moments(
     Keys and values of whole rows, their gradients in fp32, those of the last chunk, and the chunk's mask.
     """
     shape, w, tokens = work.shape, work.width, work.seq_len * mesh.micro_batch // mesh.cp
-    layers = stage_layers(shape, mesh.pp, stage)
+    layers = stage_layers(shape, mesh.pp, stage, mesh.layers)
     last = max((i for i, kind in enumerate(layers) if kind.delta is None), default=None)
     if last is None:
         return

@@ -41,13 +41,6 @@ GREEDY: dict[str, Any] = {"temperature": 0, "max_new_tokens": 6}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = make(tmp_path_factory.mktemp("models") / "base", "llama")
-    (made / "chat_template.jinja").write_text(TEMPLATE)
-    return made
-
-
-@pytest.fixture(scope="module")
 def other(folder: Path) -> Path:
     """The same model, trained to say something else."""
     made = make(folder.parent / "trained", "llama")

@@ -15,18 +15,9 @@ import pytest
 import smtrain
 from smtrain.core.errors import CheckpointError, ConfigError
 from tests import warm
-from tests.core.model.test_generate import make
-from tests.worker.generation.test_generating import TEMPLATE
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_new_tokens": 6}
 PROMPTS = ["hello", "a longer prompt than that"]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = make(tmp_path_factory.mktemp("models") / "base", "llama")
-    (made / "chat_template.jinja").write_text(TEMPLATE)
-    return made
 
 
 @pytest.fixture(scope="module")

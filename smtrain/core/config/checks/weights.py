@@ -12,6 +12,7 @@ from smtrain.core.config.checks.data import tokenizer_faults
 from smtrain.core.config.checks.rule import ConfigRule as Rule
 from smtrain.core.config.checks.rule import Fault, broken
 from smtrain.core.config.schema import JobConfig
+from smtrain.core.config.training import RopeSection
 from smtrain.core.errors import ConfigError, Sentence, SmtrainError, first_line
 from smtrain.core.facts.names import is_gated, positions
 from smtrain.core.model.extension import longer, positions_after
@@ -117,6 +118,10 @@ def weights_faults(config: JobConfig) -> Iterator[Fault]:
     yield from broken(HUB_RULES, config)
 
 
+_ROPE = {"model.rope", *(f"model.rope.{name}" for name in RopeSection.model_fields)}
+"""Keys that faults of model.rope read: if one is wrong by itself, the others are not judged by what is left."""
+
+
 def _rope_faults(config: JobConfig) -> Iterator[Fault]:
     """Keys that model.rope lacks or its type does not have, and borders in the wrong order."""
     rope = config.model.rope
@@ -124,21 +129,21 @@ def _rope_faults(config: JobConfig) -> Iterator[Fault]:
         return
     settings = {*rope.settings}
     if not settings:
-        yield {"model.rope"}, "model.rope: is empty, so it changes nothing; leave it out"
+        yield _ROPE, "model.rope: is empty, so it changes nothing; leave it out"
     if rope.type is None:
         if settings - {"rope_theta"}:
-            yield {"model.rope"}, "model.rope.type: is missing, and other keys than theta need it; set it to yarn"
+            yield _ROPE, "model.rope.type: is missing, and other keys than theta need it; set it to yarn"
         return
     needed, optional = KINDS[rope.type]
     if "factor" in needed and "factor" not in settings:
         words = "its type needs it; give the new longest sequence divided by that of the model"
-        yield {"model.rope"}, f"model.rope.factor: is missing, and {words}"
+        yield _ROPE, f"model.rope.factor: is missing, and {words}"
     taken = {"rope_type", "rope_theta", *needed, *optional, *({ORIGINAL} if rope.type == "linear" else ())}
     for key in sorted(settings - taken):
-        yield {"model.rope"}, f"model.rope.{key}: has no effect with type {rope.type}; leave it out"
+        yield _ROPE, f"model.rope.{key}: has no effect with type {rope.type}; leave it out"
     for low, high in (("beta_slow", "beta_fast"), ("low_freq_factor", "high_freq_factor")):
         if low in taken and (lower := getattr(rope, low) or 1) >= (getattr(rope, high) or BORDERS[high]):
-            yield {"model.rope"}, f"model.rope.{high}: must be above {low}, which is {lower:g}; raise it"
+            yield _ROPE, f"model.rope.{high}: must be above {low}, which is {lower:g}; raise it"
 
 
 def _place_faults(config: JobConfig, key: str, path: str, more: tuple[str, ...] = ()) -> Iterator[Fault]:

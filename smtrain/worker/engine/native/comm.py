@@ -251,7 +251,9 @@ def _sum(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 _Move = Callable[[torch.Tensor, dist.ProcessGroup], torch.Tensor]
 
 
-def _with_gradient(forward: _Move, backward: _Move) -> _Move:
+def with_gradient(forward: _Move, backward: _Move) -> _Move:
+    """A collective of a tensor over a group whose gradient goes through `backward`."""
+
     class Collective(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
@@ -267,12 +269,12 @@ def _with_gradient(forward: _Move, backward: _Move) -> _Move:
 
 
 # Megatron's f and g (Shoeybi et al. 2019) and their sequence-parallel forms (Korthikanti et al. 2022).
-copy_to = _with_gradient(lambda x, g: x.view_as(x), _sum)
-reduce_from = _with_gradient(_sum, lambda x, g: x)
-gather_sequence = _with_gradient(lambda x, g: all_gather(x, g, SEQ), lambda x, g: reduce_scatter(x, g, SEQ))
-sum_both_ways = _with_gradient(_sum, _sum)
+copy_to = with_gradient(lambda x, g: x.view_as(x), _sum)
+reduce_from = with_gradient(_sum, lambda x, g: x)
+gather_sequence = with_gradient(lambda x, g: all_gather(x, g, SEQ), lambda x, g: reduce_scatter(x, g, SEQ))
+sum_both_ways = with_gradient(_sum, _sum)
 """A sum that every rank uses: its gradient is the sum of theirs."""
-scatter_sequence = _with_gradient(lambda x, g: reduce_scatter(x, g, SEQ), lambda x, g: all_gather(x, g, SEQ))
+scatter_sequence = with_gradient(lambda x, g: reduce_scatter(x, g, SEQ), lambda x, g: all_gather(x, g, SEQ))
 
 
 class _VocabCrossEntropy(torch.autograd.Function):

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch.nn.attention.bias import CausalBias, causal_lower_right
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from smtrain.worker.engine.native.comm import ProcessMesh, gather_into, scatter_sum_into
+from smtrain.worker.engine.native.comm import ProcessMesh, gather_into, scatter_sum_into, with_gradient
 from smtrain.worker.engine.native.sinks import attend_block
 from smtrain.worker.engine.parts import part
 
@@ -184,24 +184,15 @@ def _own_sum(whole: torch.Tensor, like: torch.Tensor, mesh: ProcessMesh) -> torc
     return out.permute(1, 2, 0, 3)
 
 
-class _Swap(torch.autograd.Function):
-    """Send part i of x [ranks, ...] to rank i; returns what rank i sent as part i."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.group = group
-        return _swapped(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _swapped(grad, ctx.group), None
-
-
 def _swapped(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """Part i of x [ranks, ...] goes to rank i; the parts that they sent come back."""
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     with part("context parallel"):
         dist.all_to_all_single(out, x.contiguous(), group=group)
     return out
+
+
+_swap = with_gradient(_swapped, _swapped)
 
 
 def tokens_for_heads(parts: Sequence[torch.Tensor], mesh: ProcessMesh) -> torch.Tensor:
@@ -211,15 +202,15 @@ def tokens_for_heads(parts: Sequence[torch.Tensor], mesh: ProcessMesh) -> torch.
     A rank's heads are its part of every tensor's C.
     """
     cut = [x.chunk(mesh.cp, 2) for x in parts]
-    apply: Any = _Swap.apply
-    whole: torch.Tensor = apply(torch.stack([torch.cat(one, 2) for one in zip(*cut, strict=True)]), mesh.cp_group)
+    assert mesh.cp_group is not None
+    whole = _swap(torch.stack([torch.cat(one, 2) for one in zip(*cut, strict=True)]), mesh.cp_group)
     return whole.transpose(0, 1).flatten(1, 2)
 
 
 def heads_for_tokens(x: torch.Tensor, mesh: ProcessMesh) -> torch.Tensor:
     """The way back: [B, S, C / cp] of own heads becomes [B, S / cp, C] of own tokens."""
-    apply: Any = _Swap.apply
-    mine: torch.Tensor = apply(torch.stack(x.chunk(mesh.cp, 1)), mesh.cp_group)
+    assert mesh.cp_group is not None
+    mine = _swap(torch.stack(x.chunk(mesh.cp, 1)), mesh.cp_group)
     return mine.permute(1, 2, 0, 3).flatten(2, 3)
 
 
