@@ -52,7 +52,9 @@ def agree(ranks: list[dict[str, Any]], one: dict[str, Any], ours: Path, theirs: 
 ])  # fmt: skip
 def test_every_gradient_is_that_of_whole_rows(name: str, apart: bool, solo: World, four: World, tmp_path: Path) -> None:
     (one,) = solo.run(cut_rows.gradients, CONFIGS[name], mesh("111"), tmp_path / "one", apart)
-    for text in FOUR if tiers.full() else [GATE[name, apart]]:
+    # The auxiliary loss of experts is a mean over micro-batches, which must then be those of one rank.
+    own = [text for text in FOUR if one["routing"] is None or (text[2] == "1" and " m" not in text)]
+    for text in own if tiers.full() else [GATE[name, apart]]:
         ranks = four.run(cut_rows.gradients, CONFIGS[name], mesh(text), tmp_path / text, apart)
         agree(ranks, one, tmp_path / text, tmp_path / "one")
 
