@@ -106,9 +106,13 @@ def environment_as_it_was() -> Iterator[None]:
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[int, str]]:
-    """The measurements of this machine that were asked for: (processes, number format); each finds 0.1 TFLOPS."""
-    from smtrain.client.planner import probing
+    """The measurements of this machine that were asked for: (processes, number format); each finds 0.1 TFLOPS.
+
+    Free memory and free disk are fixed, because those of the machine that runs the tests change from plan to plan.
+    """
+    from smtrain.client.planner import probing, this_machine
     from smtrain.core.config.compute import MachineEntry
+    from smtrain.core.model.footprint import GIB
 
     probes: list[tuple[int, str]] = []
 
@@ -119,6 +123,8 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[int,
     monkeypatch.setattr(probing, "_file", lambda: tmp_path / probing.FILE)
     monkeypatch.setattr(probing, "_measured", entry)
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+    monkeypatch.setattr(this_machine, "memory_here", lambda: 16 * GIB)
+    monkeypatch.setattr(this_machine, "free_disk", lambda: 100 * GIB)
     return probes
 
 
