@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from math import exp, inf
 from pathlib import Path
 from typing import Any, Literal
 
 from smtrain.client.planner import reference_pass
-from smtrain.client.planner.calibration import Correction, best_published, correction, nearest, width_of
-from smtrain.client.planner.cost import HOUR, Cost, Prices, Saving, cost, own_prices, saving, stage_seconds
+from smtrain.client.planner.calibration import Correction, Near, best_published, correction, nearest, width_of
+from smtrain.client.planner.cost import HOUR, Cost, Price, Prices, Saving, cost, own_prices, saving, stage_seconds
 from smtrain.client.planner.custom_machines import machine_of, machines_known, own_price_rows
 from smtrain.client.planner.machines import GIB, Machine, Mesh, Work, is_planned
-from smtrain.client.planner.memory import checkpoint_bytes, host_memory, worst_core
+from smtrain.client.planner.memory import CoreMemory, HostMemory, checkpoint_bytes, host_memory, worst_core
 from smtrain.client.planner.preparing import preparing_warnings, refining_seconds
 from smtrain.client.planner.resolve import subject
 from smtrain.client.planner.resolve_mesh import accepted, fit_faults
@@ -22,7 +22,7 @@ from smtrain.client.planner.result import Choice, Plan
 from smtrain.client.planner.search import Candidate, doubts, search
 from smtrain.client.planner.stages import machine_for, need
 from smtrain.client.planner.this_machine import is_here, plan_here
-from smtrain.client.planner.throughput import ramp_share, step_time
+from smtrain.client.planner.throughput import StepTime, ramp_share, step_time
 from smtrain.client.planner.warnings import (
     image_warnings,
     memory_warnings,
@@ -30,7 +30,7 @@ from smtrain.client.planner.warnings import (
     ramp_warnings,
     run_warnings,
 )
-from smtrain.client.planner.what_if import Limits, dollars, larger_batch
+from smtrain.client.planner.what_if import Limits, Way, dollars, larger_batch
 from smtrain.client.planner.workload import about_model, described_of, model_name, shape_of, text_bytes, work_of
 from smtrain.core.config import JobConfig
 from smtrain.core.config.load import Source
@@ -90,72 +90,115 @@ def plan(
         >>> round(plan.memory_gib["available"])
         16
     """
-    limits = {"budget": budget, "deadline_hours": deadline_hours, "measured": measured}
-    if faults := [
-        f"{key}: got {limit}; a number above 0 is needed"
-        for key, limit in limits.items()
-        if limit is not None and not 0 < limit < inf
-    ]:
-        raise ConfigError(faults, code="config.wrong_value")
+    _check_limits(budget=budget, deadline_hours=deadline_hours, measured=measured)
     of_instances = bool(machines or best or budget is not None or deadline_hours is not None)
     config, shape = subject(source, model, set_, sections, target, for_machines=of_instances)
     if is_here(config) and not of_instances:
         return plan_here(config, measured)
     described = machines_known(config, machine_file)
     known = Prices(prices or own_prices(), own_price_rows(described), config.target)
-    work, _ = work_of(config, shape)
     some = [machine_of(t, n, described, config.compute.environment) for t, n in machines]
     own = some[0] if machines and not is_planned(config) else Machine.of_config(config)
     mesh = Mesh.of_config(config, shape.layers)
-    some = some or [own]
+    work, _ = work_of(config, shape)
     where = some[0] if len(machines) == 1 and machines[0][0] in described else own
     corrected = correction(work, where, mesh, measured)
-    steps = config.train.steps
-
-    def by_time(asked: JobConfig) -> list[Candidate]:
-        ways = [replace(c, step_s=c.step_s / corrected.of(c.machine)) for c in _search(asked, some)]
-        return sorted(ways, key=lambda c: c.step_s)
-
-    found = by_time(config)
-    by_cost = rank_by == "cost" or (deadline_hours is not None and budget is None)
-    narrowed = budget is not None or deadline_hours is not None
-    if by_cost or narrowed:
-        kept = [*_legal(config, found)]
-    else:  # only these are shown
-        kept = [*islice(_legal(config, found), _SHOWN)]
-        others = (c for c in found if c.machine == own and c not in kept)
-        kept += islice(_legal(config, others), 1)
-    priced = [(c, _cost(config, work, c.machine, steps, _mean_step(config, work, c), known)) for c in kept]
-    held = Limits(budget, deadline_hours)
-    choices = [way for way in priced if held.kept(way[1])]
-    choices.sort(key=lambda way: dollars(way[1]) if by_cost else way[1].train_hours)
-    beyond = held.relaxed(priced)
-    unpriced = _unpriced(kept, config, known) if budget is not None else []
-    if best or machines or narrowed:
+    limits = Limits(budget, deadline_hours)
+    market = _Market(config, tuple(some) or (own,), known, corrected, by_cost=rank_by == "cost" or limits.only_deadline)
+    ways = market.ways(work, own, all_=market.by_cost or bool(limits.given))
+    choices = market.ranked(way for way in ways if limits.kept(way[1]))
+    unpriced = market.unpriced([c for c, _ in ways]) if budget is not None else []
+    beyond = limits.relaxed(ways)
+    if best or machines or limits.given:
         if not choices:
-            if unpriced and len(unpriced) == len({c.machine.type for c in kept}):
-                what = _no_price(" and ".join(unpriced), "spot" if config.compute.spot else "on_demand")
-                raise ConfigError(
-                    f"budget: {what}, so whether it is kept cannot be known; give one with --prices",
-                    code="config.combination",
-                )
-            within = f" within {' and '.join(held.given)}" if held.given and kept else ""
-            ways = "".join(f", or {way}" for way in beyond)
-            raise ConfigError(
-                f"compute: no mesh of these machines trains the model{within}; take more or larger ones{ways}",
-                code="config.combination",
-            )
+            raise _no_choice(config, [c for c, _ in ways], unpriced, limits, beyond)
         own, mesh = choices[0][0].machine, choices[0][0].mesh
         work, _ = work_of(config, shape, _engine(config, own), neuron=own.neuron)
     made = _plan(config, work, own, mesh, choices, known, corrected)
     same = next((c for c, _ in choices if c.machine == own), None)
-    beyond += larger_batch(config, same, lambda larger: _legal(larger, by_time(larger)))
-    made = replace(made, relaxed=tuple(beyond))
+    beyond += larger_batch(config, same, market.legal)
+    said = [*made.warnings]
     if target is None and not of_instances and config.target == "aws" and _default_machines(config):
-        unnamed = f"no compute.instance_type is named, so this is {own.type} on AWS; --target local plans this machine"
-        made = replace(made, warnings=(*made.warnings, unnamed))
-    left_out = f"no price is known for {' and '.join(unpriced)}, which the budget therefore leaves out"
-    return replace(made, warnings=(*made.warnings, left_out)) if unpriced else made
+        said.append(
+            f"no compute.instance_type is named, so this is {own.type} on AWS; --target local plans this machine"
+        )
+    if unpriced:
+        said.append(f"no price is known for {' and '.join(unpriced)}, which the budget therefore leaves out")
+    return replace(made, relaxed=tuple(beyond), warnings=tuple(said))
+
+
+def _check_limits(**limits: float | None) -> None:
+    if faults := [
+        f"{key}: got {limit}; a number above 0 is needed"
+        for key, limit in limits.items()
+        if limit is not None and not 0 < limit < inf
+    ]:
+        raise ConfigError(faults, code="config.wrong_value")
+
+
+def _no_choice(
+    config: JobConfig, found: Sequence[Candidate], unpriced: Sequence[str], limits: Limits, beyond: Sequence[str]
+) -> ConfigError:
+    """The error of a search that found meshes, none within the limits, or found none at all."""
+    if unpriced and len(unpriced) == len({c.machine.type for c in found}):
+        what = _no_price(" and ".join(unpriced), _option(config))
+        return ConfigError(
+            f"budget: {what}, so whether it is kept cannot be known; give one with --prices",
+            code="config.combination",
+        )
+    within = f" within {' and '.join(limits.given)}" if limits.given and found else ""
+    ways = "".join(f", or {way}" for way in beyond)
+    return ConfigError(
+        f"compute: no mesh of these machines trains the model{within}; take more or larger ones{ways}",
+        code="config.combination",
+    )
+
+
+@dataclass(frozen=True)
+class _Market:
+    """The machines that a config may run on, with what they cost, and the order of choices."""
+
+    config: JobConfig
+    machines: tuple[Machine, ...]
+    prices: Prices
+    corrected: Correction
+    by_cost: bool
+
+    def legal(self, config: JobConfig) -> Iterator[Candidate]:
+        """The meshes that pass a config's checks, fastest first, checked lazily: there may be thousands."""
+        return _legal(config, self._by_time(config))
+
+    def ways(self, work: Work, own: Machine, *, all_: bool) -> list[Way]:
+        """All meshes with their costs, or only those that a plan shows and one for machine `own`."""
+        found = self._by_time(self.config)
+        if all_:
+            kept = [*_legal(self.config, found)]
+        else:
+            kept = [*islice(_legal(self.config, found), _SHOWN)]
+            others = (c for c in found if c.machine == own and c not in kept)
+            kept += islice(_legal(self.config, others), 1)
+        return [(c, self._cost(work, c)) for c in kept]
+
+    def ranked(self, ways: Iterable[Way]) -> list[Way]:
+        return sorted(ways, key=lambda way: dollars(way[1]) if self.by_cost else way[1].train_hours)
+
+    def unpriced(self, found: Sequence[Candidate]) -> list[str]:
+        """Instance types without a known price, which no budget can be compared with."""
+        types = dict.fromkeys(c.machine.type for c in found)
+        return [t for t in types if self.prices.find(t, _option(self.config), self.config.compute.region) is None]
+
+    def _by_time(self, config: JobConfig) -> list[Candidate]:
+        found = _search(config, self.machines)
+        return sorted((replace(c, step_s=c.step_s / self.corrected.of(c.machine)) for c in found), key=_step_s)
+
+    def _cost(self, work: Work, way: Candidate) -> Cost:
+        """The cost of all steps, of which a batch ramp makes the first shorter."""
+        mean = way.step_s * ramp_share(work, way.machine, way.mesh, self.config.train.batches())
+        return _cost(self.config, work, way.machine, self.config.train.steps, mean, self.prices)
+
+
+def _step_s(way: Candidate) -> float:
+    return way.step_s
 
 
 def _engine(config: JobConfig, machine: Machine) -> EngineName:
@@ -168,11 +211,9 @@ def _default_machines(config: JobConfig) -> bool:
     return "instance_type" not in config.compute.model_fields_set
 
 
-def _unpriced(found: Sequence[Candidate], config: JobConfig, prices: Prices) -> list[str]:
-    """Instance types without a known price, which no budget can be compared with."""
-    option = "spot" if config.compute.spot else "on_demand"
-    types = dict.fromkeys(c.machine.type for c in found)
-    return [t for t in types if prices.find(t, option, config.compute.region) is None]
+def _option(config: JobConfig) -> str:
+    """The kind of price that a config's machines are paid at."""
+    return "spot" if config.compute.spot else "on_demand"
 
 
 def _no_price(type_: str, option: str) -> str:
@@ -198,73 +239,98 @@ def _legal(config: JobConfig, found: Iterable[Candidate]) -> Iterator[Candidate]
     return (c for c in found if accepted(config, c.machine, c.mesh, _engine(config, c.machine)))
 
 
-def _plan(
-    config: JobConfig, work: Work, machine: Machine, mesh: Mesh, choices: list[tuple[Candidate, Cost]], prices: Prices,
-    corrected: Correction,
-) -> Plan:  # fmt: skip
+@dataclass(frozen=True)
+class _Estimate:
+    """The memory and time of one mesh on one machine, and how sure they are; None: not known for such a mesh."""
+
+    faults: tuple[str, ...]
+    core: CoreMemory | None
+    host: HostMemory | None
+    step: StepTime | None
+    near: Near | None
+    own: bool
+    """Whether a run of the user's own corrects it."""
+    untried: bool
+    """Whether no run of this engine on this chip was published."""
+    wide: float
+    """Logarithm of the factor that the speed may be off by."""
+
+    @property
+    def calibrated(self) -> bool:
+        return self.own or (self.near is not None and self.near.calibrated and not self.untried)
+
+
+def _estimate(config: JobConfig, work: Work, machine: Machine, mesh: Mesh, corrected: Correction) -> _Estimate:
     faults = fit_faults(config, work, machine, mesh)
     legal = not faults or faults[0].startswith("memory:")
-    warnings: list[str] = []
-    core = worst_core(work, machine, mesh)[1] if legal else None
-    host = host_memory(work, machine, mesh) if legal else None
-    step = step_time(work, machine, mesh).faster(corrected.of(machine)) if legal else None
     near = nearest(work, machine, mesh)
-    own, native = corrected.is_own(machine), _engine(config, machine) == "native"
-    untried = native and machine.neuron
-    calibrated = own or (near is not None and near.calibrated and not untried)
-    wide = width_of(machine, near, corrected, untried=untried)
-    steps = config.train.steps
+    untried = _engine(config, machine) == "native" and machine.neuron
+    return _Estimate(
+        faults=faults,
+        core=worst_core(work, machine, mesh)[1] if legal else None,
+        host=host_memory(work, machine, mesh) if legal else None,
+        step=step_time(work, machine, mesh).faster(corrected.of(machine)) if legal else None,
+        near=near,
+        own=corrected.is_own(machine),
+        untried=untried,
+        wide=width_of(machine, near, corrected, untried=untried),
+    )
+
+
+@dataclass(frozen=True)
+class _Speed:
+    """Sequences and tokens a second, and the share of the chips' peak; None: not known."""
+
+    sequences: float | None
+    most: float
+    """Sequences a second at the chips' peak."""
+    tokens: float | None
+    mfu: float | None
+
+    @classmethod
+    def of(cls, work: Work, machine: Machine, step: StepTime | None) -> _Speed:
+        flops, peak = work.shape.flops_per_token(work.seq_len), machine.core_flops * machine.world
+        most = peak / flops / work.seq_len
+        if step is None:
+            return cls(None, most, None, None)
+        rate = work.global_batch / step.total
+        tokens = rate * work.seq_len
+        return cls(rate, most, tokens, tokens * flops / peak)
+
+    def range(self, wide: float) -> dict[str, float] | None:
+        rate = self.sequences
+        if not rate:
+            return None
+        return {"value": rate, "low": rate * exp(-wide), "high": min(rate * exp(wide), max(self.most, rate))}
+
+
+def _plan(
+    config: JobConfig, work: Work, machine: Machine, mesh: Mesh, choices: list[Way], prices: Prices,
+    corrected: Correction,
+) -> Plan:  # fmt: skip
+    made = _estimate(config, work, machine, mesh, corrected)
+    step, core, host, steps = made.step, made.core, made.host, config.train.steps
     spent = lost = None
-    same = [c for c, _ in choices if c.machine == machine]
     if step and steps:
         mean = step.total * ramp_share(work, machine, mesh, config.train.batches())
         lost = _saving(config, work, machine, mean, prices)
         spent = _cost(config, work, machine, steps, mean, prices)
-    if step and not faults:
-        fastest = min(same, key=lambda c: c.step_s) if same else None
-        fastest = fastest and replace(fastest, step_s=fastest.step_s * corrected.of(machine))
-        warnings += doubts(work, machine, mesh, fastest)
+    speed = _Speed.of(work, machine, step)
+    hourly = prices.find(machine.type, _option(config), config.compute.region)
+    used = spent.prices if spent else (hourly,) if hourly else ()
+    warnings: list[str] = []
+    if step and not made.faults:
+        same = [replace(c, step_s=c.step_s * corrected.of(machine)) for c, _ in choices if c.machine == machine]
+        warnings += doubts(work, machine, mesh, min(same, key=_step_s, default=None))
         warnings += run_warnings(config, work, machine, step.total, spent, lost)
         warnings += memory_warnings(work, machine, mesh)
         warnings += reference_pass.warnings(config, work, mesh, step.total)
     warnings += ramp_warnings(config)
     warnings += image_warnings(config) + about_model(config) + corrected.said(machine)
     warnings += preparing_warnings(config, _preparing(config), text_bytes(config), prices.assumptions)
-    if not calibrated:
-        where = machine.type if near is None else f"this shape (nearest: {near.run})"
-        warnings.append(
-            f"uncalibrated: no training run was published for {where}; throughput is by peak ratio, off by "
-            f"up to {exp(wide):.1f} times"
-        )
-    if config.target == "aws" and (lack := sagemaker_lack(machine.type)):
-        warnings.append(lack)
-    if untried:
-        warnings += neuron_warnings(config, work, machine, mesh, _first_step_s(config, machine, prices), measured=own)
-    if native:
-        whose = "llm-foundry's, torchtitan's and Megatron-LM's" if machine.link else "neuronx-distributed's and NeMo's"
-        warnings.append(f"the published runs are {whose}; none is of the native engine")
-    rate = work.global_batch / step.total if step else None
-    tokens = rate * work.seq_len if rate else None
-    option = "spot" if config.compute.spot else "on_demand"
-    hourly = prices.find(machine.type, option, config.compute.region)
-    per_dollar = tokens * HOUR / (hourly.dollars_per_hour * machine.count) if tokens and hourly else None
-    if hourly is None and config.target == "pai-dlc":
-        warnings.append(
-            f"no price is known for {machine.type} on PAI-DLC; give one as machines.{machine.type}.dollars_per_hour"
-        )
-    elif hourly is None and config.target != "slurm":
-        warnings.append(f"{_no_price(machine.type, option)}; give one with --prices")
-    used = spent.prices if spent else (hourly,) if hourly else ()
-    warnings += [f"price: {p}" for p in used if p.guess]
-    flops = work.shape.flops_per_token(work.seq_len)
-    most = machine.core_flops * machine.world / flops / work.seq_len
-    mfu = tokens * flops / (machine.core_flops * machine.world) if tokens else None
-    top = best_published(machine)
-    if mfu and not faults and top and mfu > top.mfu:
-        warnings.append(
-            f"optimistic: {mfu:.0%} of peak is planned, and the best ever published for this chip is {top.mfu:.0%} "
-            f"({top})"
-        )
+    warnings += _calibration_warnings(config, work, machine, mesh, made, prices)
+    warnings += _price_warnings(config, machine, used, known=hourly is not None)
+    warnings += _optimism(machine, made, speed)
     billed = config.train.samples * work.seq_len / 1e6
     return Plan(
         model=model_name(config),
@@ -272,26 +338,26 @@ def _plan(
         active_parameters=work.shape.active_parameters() if work.shape.experts else None,
         machines=_machines(machine),
         mesh=mesh,
-        fits=not faults,
-        faults=faults,
+        fits=not made.faults,
+        faults=made.faults,
         warnings=tuple(warnings),
         memory_gib=_gib({**asdict(core), "total": core.total, "available": machine.core_bytes}) if core else {},
         host_memory_gib=_gib({**asdict(host), "available": machine.host_bytes}) if host else {},
         step_s=step.parts() if step else None,
-        sequences_per_s={"value": rate, "low": rate * exp(-wide), "high": min(rate * exp(wide), max(most, rate))}
-        if rate
-        else None,
-        tokens_per_s=tokens,
-        mfu=mfu,
-        calibrated=calibrated,
-        nearest=str(near.run) if near else None,
+        sequences_per_s=speed.range(made.wide),
+        tokens_per_s=speed.tokens,
+        mfu=speed.mfu,
+        calibrated=made.calibrated,
+        nearest=str(made.near.run) if made.near else None,
         hours=spent.train_hours if spent else None,
         attempts=spent.attempts if spent and config.target == "slurm" else None,
         dollars=spent.total if spent else None,
         dollars_by_item=spent.items if spent else {},
         hours_by_stage=spent.hours if spent and config.target == "aws" else {},
         dollars_per_million_tokens=spent.total / billed if spent and spent.total is not None and billed else None,
-        tokens_per_dollar=per_dollar,
+        tokens_per_dollar=speed.tokens * HOUR / (hourly.dollars_per_hour * machine.count)
+        if speed.tokens and hourly
+        else None,
         prices=used,
         save=lost,
         save_interval_steps=max(1, round(lost.best_interval_s / step.total)) if lost and step else None,
@@ -300,13 +366,52 @@ def _plan(
             Choice(_machines(c.machine), c.mesh, b.train_hours, b.total, c.core_bytes / GIB)
             for c, b in choices[:_SHOWN]
         ),
-        by_own_run=own,
+        by_own_run=made.own,
     )
 
 
-def _mean_step(config: JobConfig, work: Work, way: Candidate) -> float:
-    """Seconds of a run's steps on average, of which a batch ramp makes the first shorter."""
-    return way.step_s * ramp_share(work, way.machine, way.mesh, config.train.batches())
+def _calibration_warnings(
+    config: JobConfig, work: Work, machine: Machine, mesh: Mesh, made: _Estimate, prices: Prices
+) -> list[str]:
+    """Say what the estimate of time rests on, if that is not a run like this one."""
+    warnings = []
+    if not made.calibrated:
+        where = machine.type if made.near is None else f"this shape (nearest: {made.near.run})"
+        warnings.append(
+            f"uncalibrated: no training run was published for {where}; throughput is by peak ratio, off by "
+            f"up to {exp(made.wide):.1f} times"
+        )
+    if config.target == "aws" and (lack := sagemaker_lack(machine.type)):
+        warnings.append(lack)
+    if made.untried:
+        first = _first_step_s(config, machine, prices)
+        warnings += neuron_warnings(config, work, machine, mesh, first, measured=made.own)
+    if _engine(config, machine) == "native":
+        whose = "llm-foundry's, torchtitan's and Megatron-LM's" if machine.link else "neuronx-distributed's and NeMo's"
+        warnings.append(f"the published runs are {whose}; none is of the native engine")
+    return warnings
+
+
+def _price_warnings(config: JobConfig, machine: Machine, used: Sequence[Price], *, known: bool) -> list[str]:
+    """Name the prices that are guesses, and the one that is missing."""
+    guesses = [f"price: {price}" for price in used if price.guess]
+    if known or config.target == "slurm":
+        return guesses
+    if config.target == "pai-dlc":
+        what = f"no price is known for {machine.type} on PAI-DLC"
+        return [f"{what}; give one as machines.{machine.type}.dollars_per_hour", *guesses]
+    return [f"{_no_price(machine.type, _option(config))}; give one with --prices", *guesses]
+
+
+def _optimism(machine: Machine, made: _Estimate, speed: _Speed) -> list[str]:
+    """Say that a plan is faster than any published run on its chip."""
+    top = best_published(machine)
+    if not speed.mfu or made.faults or top is None or speed.mfu <= top.mfu:
+        return []
+    return [
+        f"optimistic: {speed.mfu:.0%} of peak is planned, and the best ever published for this chip is {top.mfu:.0%} "
+        f"({top})"
+    ]
 
 
 def _saving(config: JobConfig, work: Work, machine: Machine, step_s: float, prices: Prices) -> Saving:

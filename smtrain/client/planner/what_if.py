@@ -32,6 +32,10 @@ class Limits:
         both = (("budget", self.budget), ("deadline", self.deadline_hours))
         return [f"the {name}" for name, limit in both if limit is not None]
 
+    @property
+    def only_deadline(self) -> bool:
+        return self.deadline_hours is not None and self.budget is None
+
     def kept(self, spent: Cost, but: str = "") -> bool:
         """Whether a cost is within all limits, or within all `but` one."""
         budget = inf if self.budget is None or but == "budget" else self.budget
