@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -404,8 +405,12 @@ def named_shape(name: str) -> ModelShape | None:
     return None
 
 
+_VARIANT = re.compile(r"-(base|instruct|chat|it|thinking|deduped|hf|bf16|2\d0[1-9]|2\d1[0-2])(?=-|$)")
+"""Parts that makers add to the name of a model of the same size: how it was tuned, its form, the year and month."""
+
+
 def _plain(name: str) -> str:
-    name = name.lower().replace("_", "-").replace(" ", "-").removeprefix("meta-").removesuffix("-hf")
+    name = _VARIANT.sub("", name.lower().replace("_", "-").replace(" ", "-").removeprefix("meta-"))
     return name.replace("llama2", "llama-2").replace("llama3", "llama-3")
 
 

@@ -231,6 +231,24 @@ def test_a_model_is_found_by_name_by_folder_or_not_at_all(model_folder: Path) ->
         smtrain.plan(given, model="llama-2-7b")
 
 
+@pytest.mark.parametrize(
+    ("path", "known"),
+    [
+        ("Qwen/Qwen3-30B-A3B-Base", "qwen3-30b-a3b"),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b"),
+        ("meta-llama/Llama-2-7b-chat-hf", "llama-2-7b"),
+        ("meta-llama/Meta-Llama-3-8B-Instruct", "llama-3-8b"),
+        ("unsloth/gpt-oss-20b-BF16", "gpt-oss-20b"),
+        ("EleutherAI/pythia-1.4b-deduped", "pythia-1.4b"),
+        ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b"),
+        ("mistralai/Mistral-7B-v0.3", None),  # another vocabulary than v0.1
+        ("Qwen/Qwen3-30B-A3B-FP8", None),
+    ],
+)
+def test_the_name_of_a_tuned_model_tells_its_size(path: str, known: str | None) -> None:
+    assert named_shape(f"s3://bucket/{path}/") == (named_shape(known) if known else None)
+
+
 def test_the_command_prints_json_and_its_status_says_whether_it_fits(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(json.dumps(raw()))
