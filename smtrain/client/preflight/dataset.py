@@ -46,32 +46,12 @@ def model(context: Context) -> Iterator[Finding]:
             remedy or "give the prefix of a Hugging Face model folder",
         )  # fmt: skip
         return
-    faults = [text for _, text in shape_faults(context.config, described)]
     names = set(_sizes_in(context, uri))
-    here = context.config.model.init == "weights" and context.config.model.weights is None
-    numbered = missing_shards(names)[0]
-    if here and weights_in(names) is None and not numbered and not checkpoint_in(names):
-        faults.append(
-            folder_misfit(names, uri)
-            or f"{uri} holds no model.safetensors or pytorch_model.bin (nor an index); save the weights so, or set "
-            "model.init: scratch"
-        )
-    if here and (method := unreadable_quantization(described)):
-        faults.append(f"{uri}: config.json says that the weights are quantized ({method}); {dequantize(method)}")
-    if "prepare" in context.stages and not tokenizer_in(names):
-        faults.append(
-            f"{uri} holds no tokenizer.json (nor vocab.json with merges.txt, nor tokenizer.model), which preparing "
-            "text needs"
-        )
-    sft = "prepare" in context.stages and context.config.train.objective == "sft"
-    about = json_of(context, uri, "tokenizer_config.json") if sft and "chat_template.jinja" not in names else None
-    if sft and "chat_template.jinja" not in names and not (about or {}).get("chat_template"):
-        faults.append(f"{uri} has no chat template, which train.objective: sft needs; put a chat_template.jinja there")
-    if "prepare" in context.stages and (about or text_part(described).get("eos_token_id") is not None):
-        about = about if about is not None else json_of(context, uri, "tokenizer_config.json") or {}
-        # The tokenizer itself is not fetched: a token that it names counts as known.
-        eos_id = end_of_document(about, described, lambda _: None)
-        faults += [f"{uri}: {fault}" for fault in [eos_fault(eos_id, vocabulary_of(described))] if fault]
+    faults = [text for _, text in shape_faults(context.config, described)]
+    if context.config.model.init == "weights" and context.config.model.weights is None:
+        faults += _weights_faults(names, uri, described)
+    if "prepare" in context.stages:
+        faults += _tokenizer_faults(context, names, uri, described)
     for fault in faults:
         yield Finding("model", "fault", fault)
     if not faults:
@@ -80,6 +60,34 @@ def model(context: Context) -> Iterator[Finding]:
         yield Finding("model", "ok", f"{of}{uri} is {with_article(str(described.get('model_type')))} model")
         for remark in _remarks(context, described):
             yield Finding("model", "ok", remark)
+
+
+def _weights_faults(names: set[str], uri: str, described: dict[str, Any]) -> Iterator[str]:
+    if weights_in(names) is None and not missing_shards(names)[0] and not checkpoint_in(names):
+        yield folder_misfit(names, uri) or (
+            f"{uri} holds no model.safetensors or pytorch_model.bin (nor an index); save the weights so, or set "
+            "model.init: scratch"
+        )
+    if method := unreadable_quantization(described):
+        yield f"{uri}: config.json says that the weights are quantized ({method}); {dequantize(method)}"
+
+
+def _tokenizer_faults(context: Context, names: set[str], uri: str, described: dict[str, Any]) -> Iterator[str]:
+    if not tokenizer_in(names):
+        yield (
+            f"{uri} holds no tokenizer.json (nor vocab.json with merges.txt, nor tokenizer.model), which preparing "
+            "text needs"
+        )
+    templated = context.config.train.objective != "sft" or "chat_template.jinja" in names
+    about = None if templated else json_of(context, uri, "tokenizer_config.json")
+    if not templated and not (about or {}).get("chat_template"):
+        yield f"{uri} has no chat template, which train.objective: sft needs; put a chat_template.jinja there"
+    if about or text_part(described).get("eos_token_id") is not None:
+        about = about if about is not None else json_of(context, uri, "tokenizer_config.json") or {}
+        # The tokenizer itself is not fetched: a token that it names counts as known.
+        eos_id = end_of_document(about, described, lambda _: None)
+        if fault := eos_fault(eos_id, vocabulary_of(described)):
+            yield f"{uri}: {fault}"
 
 
 def _remarks(context: Context, described: dict[str, Any]) -> list[str]:
