@@ -397,11 +397,17 @@ def mesh_faults(work: Work, machine: Machine, mesh: Mesh) -> Iterator[str]:
 
 def named_shape(name: str) -> ModelShape | None:
     """The shape of a model in core/facts/models.toml, by its name or by the last part of a path or hub id."""
+    config = named_config(name)
+    return None if config is None else ModelShape.from_config(config)
+
+
+def named_config(name: str) -> dict[str, Any] | None:
+    """The sizes of a model in core/facts/models.toml as its config.json has them."""
     plain = _plain(name.rstrip("/").rsplit("/", 1)[-1])
     for known, row in table("models")["models"].items():
         if plain in {_plain(known), _plain(row["source"].rsplit("/", 1)[-1])}:
             config: dict[str, Any] = row["config"]
-            return ModelShape.from_config(config)
+            return config
     return None
 
 

@@ -92,7 +92,7 @@ def plan(
     """
     _check_limits(budget=budget, deadline_hours=deadline_hours, measured=measured)
     of_instances = bool(machines or best or budget is not None or deadline_hours is not None)
-    config, shape = subject(source, model, set_, sections, target, for_machines=of_instances)
+    config, shape = subject(source, model, set_, sections, target, machines, for_machines=of_instances)
     if is_here(config) and not of_instances:
         return plan_here(config, measured)
     described = machines_known(config, machine_file)
@@ -225,8 +225,10 @@ def _search(config: JobConfig, machines: Sequence[Machine]) -> list[Candidate]:
     found: list[Candidate] = []
     shape = shape_of(config)
     kinds = {machine: (_engine(config, machine), machine.neuron) for machine in machines}
+    if not shape.by_nxd:
+        kinds = {machine: kind for machine, kind in kinds.items() if kind[0] != "nxd"}
     for engine, neuron in dict.fromkeys(kinds.values()):
-        some = [m for m in machines if kinds[m] == (engine, neuron)]
+        some = [m for m in kinds if kinds[m] == (engine, neuron)]
         work, recompute = work_of(config, shape, engine, neuron=neuron)
         if config.target == "aws":
             some = [m for m in some if engine_fault(engine, m.type) is None]

@@ -9,7 +9,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from smtrain.client.planner.fallback import fallback_faults
-from smtrain.client.planner.machines import named_shape
+from smtrain.client.planner.machines import named_config, named_shape
 from smtrain.client.planner.resolve_mesh import NO_MESH, with_engine, with_processes, with_sizes
 from smtrain.client.planner.routable import torus_faults
 from smtrain.client.planner.this_machine import is_here
@@ -21,8 +21,8 @@ from smtrain.core.config.load import Draft, Source, draft, faults_of
 from smtrain.core.config.secrets import hide
 from smtrain.core.config.training import RopeSection
 from smtrain.core.errors import ConfigError, JobError, reworded
-from smtrain.core.facts import table
-from smtrain.core.facts.engines import sagemaker_lack
+from smtrain.core.facts import instance, table
+from smtrain.core.facts.engines import engine_of, sagemaker_lack
 from smtrain.core.facts.sagemaker import ELSEWHERE
 from smtrain.core.model.families import ModelShape
 from smtrain.core.near import hint
@@ -140,6 +140,7 @@ def _whole(drafted: Draft, *, shape_alone: bool = False) -> JobConfig:
         config, undecided = _settled(drafted, config)
         left_out = drafted.left_out | undecided
         faults += faults_of(config, left_out, shape_alone=shape_alone)
+        faults += _of_named(config, left_out) if not faults else []
         for key, path in _run_paths(config).items() if not faults else ():
             faults += _of_parent(config, key, path)
         faults += [
@@ -188,7 +189,7 @@ def _of_data(config: JobConfig, left_out: set[str]) -> list[str]:
 def _settled(drafted: Draft, config: JobConfig) -> tuple[JobConfig, set[str]]:
     """The config with the keys that its machines decide, and the undecided keys; adds the reasons to the faults."""
     config = with_processes(with_engine(config))
-    if not drafted.left_out:
+    if not drafted.left_out and not _untrained(config):
         try:
             return with_sizes(config, auto=drafted.auto), set()
         except ConfigError as error:
@@ -200,6 +201,14 @@ def _settled(drafted: Draft, config: JobConfig) -> tuple[JobConfig, set[str]]:
     if "parallel" not in config.model_fields_set:
         undecided |= {"parallel.tp", "parallel.pp", "parallel.dp", "parallel.cp", "parallel.ep"}
     return config, undecided
+
+
+def _untrained(config: JobConfig) -> bool:
+    """Whether no mesh is worth a search, because the engine does not train the model, which is a fault by itself."""
+    try:
+        return config.train.engine == "nxd" and not shape_of(config).by_nxd
+    except ConfigError:
+        return False
 
 
 def planned_for(source: Source | None, *, set_: Sequence[str] = (), for_machines: bool = False, **sections: Any) -> str:
@@ -221,11 +230,14 @@ def subject(
     set_: Sequence[str],
     sections: dict[str, Any],
     target: str | None,
+    machines: Sequence[tuple[str, int]] = (),
+    *,
     for_machines: bool = False,
 ) -> tuple[JobConfig, ModelShape]:
     """The config, with `model` (a known name, or a folder with a config.json) as `model.path`, and its shape.
 
-    If no mesh fits, and the config names none, it becomes data parallel, so that the plan can say what is lacking.
+    A config whose own machine is not named, or cannot train the model, takes one of `machines`. If no mesh fits, and
+    the config names none, it becomes data parallel, so that the plan can say what is lacking.
     """
     target = target or planned_for(source, set_=set_, for_machines=for_machines, **sections)
     named = named_shape(model) if model else None
@@ -239,14 +251,42 @@ def subject(
         )
     elif model:
         sections = {**sections, "model": {**sections.get("model", {}), "path": model}}
-    if (loaded := _as_loaded(source, set_, sections)) and target == loaded.target:
-        return loaded, shape_of(loaded)
-    try:
-        config = _whole(draft(source, set_=set_, target=target, **sections), shape_alone=bool(model))
-    except ConfigError as error:
-        if len(error.faults) > 1 or not error.faults[0].startswith(NO_MESH):
-            raise
-        config = _whole(
-            draft(source, set_=set_, target=target, **{**sections, "parallel": {}}), shape_alone=bool(model)
-        )
+    config = _as_loaded(source, set_, sections)
+    if config is None or target != config.target:
+        drafted = draft(source, set_=set_, target=target, **sections)
+        if target == "aws" and (one := _one_of(machines)) and _open_machine(drafted):
+            sections = {**sections, "compute": {**(sections.get("compute") or {}), **one}}
+            drafted = draft(source, set_=set_, target=target, **sections)
+        try:
+            config = _whole(drafted, shape_alone=bool(model))
+        except ConfigError as error:
+            if len(error.faults) > 1 or not error.faults[0].startswith(NO_MESH):
+                raise
+            sections = {**sections, "parallel": {}}
+            config = _whole(draft(source, set_=set_, target=target, **sections), shape_alone=bool(model))
     return config, shape_of(config)
+
+
+def _one_of(machines: Sequence[tuple[str, int]]) -> dict[str, Any]:
+    """The section compute of one of AWS's machines: the first that engine native, which trains all models, runs on."""
+    of_aws = [(kind, count) for kind, count in machines if instance(kind)]
+    first = min(of_aws, key=lambda one: engine_of(one[0]) == "nxd", default=None)
+    return {"instance_type": first[0], "instance_count": first[1]} if first else {}
+
+
+def _open_machine(drafted: Draft) -> bool:
+    """Whether the machine of a config is only the default one, or one without an engine for the model."""
+    config = drafted.config
+    if config is None:
+        return False
+    return "instance_type" not in config.compute.model_fields_set or _untrained(with_engine(config))
+
+
+def _of_named(config: JobConfig, left_out: set[str]) -> list[str]:
+    """Faults of a model that is known by its name alone, without those of the mesh, which a plan reports."""
+    where, _, rest = config.model.path.partition("@")[0].partition("://")
+    described = named_config(rest) if rest and where not in ("demo", "run") else None
+    if described is None:
+        return []
+    of_mesh = {"parallel.tp", "parallel.pp", "parallel.ep", "parallel.layers_per_stage"}
+    return [text for keys, text in shape_faults(config, described) if not (of_mesh | left_out) & keys]

@@ -148,7 +148,8 @@ def positions_of(config: JobConfig) -> int | None:
 
         described = demo.described(config.model.path)
     elif "://" in config.model.path:
-        published, rope = positions(config.model.path), config.model.rope
+        named, rope = named_shape(config.model.path.partition("@")[0]), config.model.rope
+        published = positions(config.model.path) or (named.positions if named else None)
         return positions_after(published, rope.settings, 0) if published and rope else published
     else:
         try:

@@ -114,7 +114,7 @@ def model_folder(folder: Path) -> Iterator[Finding]:
         what, _, remedy = str(error).partition(": ")
         yield Finding("model", "fault", f"{folder}: {what}", remedy)
         return
-    engines = "engines native and nxd" if shape.rules.elsewhere and shape.positions is None else "engine native"
+    engines = "engines native and nxd" if shape.by_nxd else "engine native"
     kind = with_article(shape.family)
     yield Finding("model", "ok", f"{folder} is {kind} model of {counted(shape.parameters())} parameters, for {engines}")
     yield from (Finding("model", "ok", remark) for remark in said)

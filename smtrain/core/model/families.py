@@ -834,6 +834,11 @@ class ModelShape:
         )
 
     @property
+    def by_nxd(self) -> bool:
+        """Whether engine nxd trains such a model; engine native trains all."""
+        return self.rules.elsewhere and self.positions is None
+
+    @property
     def rules(self) -> Family:
         """The family's row of the table."""
         return FAMILIES[self.family]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from smtrain.client.planner.machines import Machine, Mesh, Work, mesh_faults, na
 from smtrain.client.planner.memory import core_memory
 from smtrain.client.planner.search import search
 from smtrain.client.planner.throughput import step_time
+from smtrain.core.errors import ConfigError
 from smtrain.core.model.families import ModelShape
 
 # Published values of the keys that decide sizes (Hugging Face, 2026-11-26).
@@ -135,3 +138,43 @@ def test_a_capacity_bounds_the_rows() -> None:
     machine, mesh = Machine.of("ml.p5.48xlarge", 1), Mesh(1, 1, 8, ep=8)
     held = [core_memory(work(capacity=share), machine, mesh, 0).activations for share in (1.0, 1.25, None)]
     assert held == sorted(held)
+
+
+@pytest.fixture(params=["by name", "by folder"])
+def mixtral(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "by name":
+        return "mixtral-8x7b"
+    (tmp_path / "config.json").write_text(json.dumps(MIXTRAL))
+    return str(tmp_path)
+
+
+def given(**compute: Any) -> dict[str, Any]:
+    train = {"steps": 10, "seq_len": 4096, "global_batch_size": 256}
+    return {"name": "m", "data": {"path": "s3://bucket/text"}, "train": train, "compute": compute}
+
+
+@pytest.mark.parametrize("compute", [{}, {"instance_type": "ml.trn1.32xlarge", "instance_count": 16}])
+@pytest.mark.parametrize("more", [{}, {"best": True}, {"machines": [("ml.trn1.32xlarge", 16)]}])
+def test_no_plan_is_made_for_an_engine_without_experts(
+    mixtral: str, compute: dict[str, Any], more: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        smtrain.plan(given(**compute), model=mixtral, target="aws", **more)
+    [fault] = raised.value.faults
+    assert fault.startswith("model.path: engine nxd trains no mixtral models; set train.engine: native and take ")
+
+
+@pytest.mark.parametrize("compute", [{}, {"instance_type": "ml.trn1.32xlarge", "instance_count": 16}])
+def test_machines_that_are_named_are_planned_though_its_own_would_not_do(mixtral: str, compute: dict[str, Any]) -> None:
+    machines = [("ml.trn1.32xlarge", 16), ("ml.p5.48xlarge", 4)]
+    plan = smtrain.plan(given(**compute), model=mixtral, machines=machines)
+    assert plan.fits
+    assert {choice.machines for choice in plan.choices} == {"4 x ml.p5.48xlarge"}
+
+
+@pytest.mark.parametrize(("section", "key"), [("parallel", "expert_capacity"), ("train", "aux_loss")])
+def test_options_of_experts_are_refused_for_a_dense_model_that_is_known_by_name(section: str, key: str) -> None:
+    asked = given(instance_type="ml.p5.48xlarge")
+    asked[section] = {**asked.get(section, {}), key: 1.5}
+    with pytest.raises(ConfigError, match=f"{section}.{key}: a llama model has no experts; leave it out"):
+        smtrain.plan(asked, model="llama-3.1-8b")

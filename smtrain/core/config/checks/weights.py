@@ -289,7 +289,7 @@ def shape_faults(config: JobConfig, described: dict[str, object]) -> Iterator[Fa
             {"model.path", "model.rope", "train.seq_len"},
             f"train.seq_len: {length} is beyond the model's {longest} positions{by}; use at most that{more}",
         )
-    if config.train.engine == "nxd" and (shape.positions is not None or not shape.rules.elsewhere):
+    if config.train.engine == "nxd" and not shape.by_nxd:
         yield (
             {"model.path", "train.engine"},
             f"model.path: engine nxd trains no {shape.family} models; set train.engine: native"

@@ -19,7 +19,7 @@ from smtrain.worker.engine.nxd.model import layer_class
 def refusals(shape: ModelShape, options: ParallelOptions, processes: int, lora: Lora | None = None) -> list[str]:
     """Explain why `processes` processes cannot train a model so, each with the setting and a remedy."""
     faults = shape.mesh_faults(options.tp, options.pp)
-    if shape.positions is not None or not shape.rules.elsewhere:
+    if not shape.by_nxd:
         faults.append(f"train.engine: nxd trains no {shape.family} models; set native")
     if options.tp * options.pp * options.dp != processes:
         faults.append(
