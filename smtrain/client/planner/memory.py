@@ -24,12 +24,11 @@ from smtrain.client.planner.machines import (
     trained_numbers,
 )
 from smtrain.core.model.families import DeltaSizes, ModelShape
+from smtrain.core.model.footprint import QUERIES, SINK_QUERIES
 from smtrain.core.model.lora import AdapterShape, Lora
 
 # Outside of tensors: the runtime, buffers of collectives, loaded graphs. An assumption, not yet measured on a device.
 RUNTIME = 1.0 * GIB
-SINK_BLOCK = 1024
-"""Queries that attention with sinks takes at a time (worker/engine/native/sinks.py); more are computed again."""
 # Host memory of a training process before anything is loaded: Python, torch, the graphs' host side. An assumption that
 # gives 340 to 410 GB for 70B with asynchronous saves, where NxD Training's known issues report 270 to 482 GB.
 PROCESS = 8.0 * GIB
@@ -258,7 +257,7 @@ def _scores(work: Work, mesh: Mesh) -> float:
     w, heads = work.width, work.shape.heads / mesh.tp
     if work.shape.rules.sinks and mesh.cp == 1:
         # An fp32 softmax, in half precision a copy of it, and a mask; of several blocks nothing.
-        alone = work.seq_len <= SINK_BLOCK
+        alone = work.seq_len <= SINK_QUERIES
         return ((4.0 + (w if w == 2 else 0)) * heads + 1) * (work.seq_len + 1) if alone else 0.0
     if work.fused_attention or mesh.cp > 1:  # cut rows compute them again, a chunk at a time
         return 0.0
@@ -306,8 +305,8 @@ def _moments(work: Work, machine: Machine, mesh: Mesh, stage: int, numbers: int)
     if mesh.cp > 1:
         moments += _cut_moments(work, machine, mesh, stage, kept + again)
     elif shape.rules.sinks and kinds:  # gradients of a block's probabilities and scores, and if it is made again these
-        size = min(work.seq_len, SINK_BLOCK) * float(tokens) * shape.heads / mesh.tp
-        each_score = 8.0 if work.seq_len <= SINK_BLOCK else 11.0  # the second is fitted to peaks of fp32 and bf16
+        size = min(work.seq_len, SINK_QUERIES) * float(tokens) * shape.heads / mesh.tp
+        each_score = 8.0 if work.seq_len <= SINK_QUERIES else 11.0  # the second is fitted to peaks of fp32 and bf16
         moments.append((kept + again, 0.0, each_score * size + w * whole))
     elif not work.fused_attention and kinds:  # gradients of the scores and of their softmax
         each_score = 8.0 if work.gathers_again else 2.0 * w  # NxD's softmax is in fp32
@@ -391,10 +390,6 @@ def _repeats(work: Work, mesh: Mesh) -> bool:
     return (work.masked or work.shape.rules.sinks) and mesh.cp == 1
 
 
-_QUERIES = {"cpu": 512, "neuron": 256, "gpu": 1024}
-"""Queries of a chunk of a cut row (worker/engine/native/cut_rows.py)."""
-
-
 def _cut_moments(
     work: Work, machine: Machine, mesh: Mesh, stage: int, kept: float
 ) -> Iterator[tuple[float, float, float]]:
@@ -409,9 +404,8 @@ def _cut_moments(
         return
     one = layers[last]
     q, kv = one.heads * one.head_dim / mesh.tp, cut(one, mesh.tp).kv_heads * one.head_dim
-    queries = min(
-        _QUERIES["neuron" if machine.neuron else "gpu" if machine.accelerated else "cpu"], work.seq_len / mesh.cp
-    )
+    device = "neuron" if machine.neuron else "cuda" if machine.accelerated else "cpu"
+    queries = min(QUERIES[device], work.seq_len / mesh.cp)
     whole = work.seq_len * mesh.micro_batch
     # What the backward pass has freed: the MLP with the norm before it, and the output of attention.
     gone = tokens * w * ((2 if shape.plain else 4) * one.intermediate / mesh.tp + shape.hidden + q)

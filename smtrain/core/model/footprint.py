@@ -1,4 +1,4 @@
-"""Memory of text generation, for the planner and for a chat on this machine."""
+"""Sizes that decide about memory, for the planner, the engines, and a chat on this machine."""
 
 from __future__ import annotations
 
@@ -47,6 +47,11 @@ def cache_of(described: Mapping[str, Any]) -> float:
         return 0.0
 
 
+QUERIES = {"cpu": 512, "neuron": 256, "cuda": 1024}
+"""Queries of a chunk of attention over rows that are cut over ranks, by torch's name of the device. A chunk has a mask
+of 4 bytes, or 2 in half precision, per key."""
+SINK_QUERIES = 1024
+"""Queries whose scores attention with sinks keeps at a time; those of longer rows are computed again."""
 Precision = Literal["bf16", "fp32", "fp16"]
 """Format of weights, activations and their gradients. bf16 and fp16 are half precision, with fp32 master weights."""
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)

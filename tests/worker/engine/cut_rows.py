@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
+from smtrain.core.model import footprint
 from smtrain.core.model.layout import Layout
 from smtrain.core.model.lora import Lora
 from smtrain.worker.checkpoint.native.reader import KINDS, StateReader
 from smtrain.worker.engine.base import OptimizerOptions, ParallelOptions
-from smtrain.worker.engine.native import NativeEngine, cut_rows
+from smtrain.worker.engine.native import NativeEngine
 from tests.worker.engine import cases, packed
 
 BARE = OptimizerOptions(betas=(0.0, 0.0), weight_decay=0.0, grad_clip=0.0)
@@ -24,7 +25,7 @@ def gradients(
     rank: int, config: dict[str, Any], options: ParallelOptions, folder: Path, apart: bool, lora: Lora | None = None
 ) -> dict[str, Any]:
     """A step, with what comes before it: loss, norm, evaluation and logits; the gradients are saved in `folder`."""
-    cut_rows.CHUNK["cpu"] = AT_ONCE
+    footprint.QUERIES["cpu"] = AT_ONCE
     source: Any = cases.Memory(config, cases.weights(config))
     e = NativeEngine(config, options, BARE, source, 3, lora)
     ids, labels, segments = packed.batch(config, 0)

@@ -18,12 +18,11 @@ import torch.nn.functional as F
 from torch.nn.attention.bias import CausalBias, causal_lower_right
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from smtrain.core.model.footprint import QUERIES
 from smtrain.worker.engine.native.comm import ProcessMesh, gather_into, scatter_sum_into, with_gradient
 from smtrain.worker.engine.native.sinks import attend_block
 from smtrain.worker.engine.parts import part
 
-CHUNK = {"cpu": 512, "neuron": 256}
-"""Queries of a chunk by device; 1024 elsewhere. A chunk has a mask of 4 bytes, or 2 in half precision, per key."""
 Inner = Callable[..., torch.Tensor]
 """Attention of q [B, heads, n, D] to k and v [B, heads, L, D] under a mask, with a scale, and parameters of a layer."""
 
@@ -56,7 +55,7 @@ class CutRows(NamedTuple):
         length = len(tokens) // mesh.cp
         window = None if window is None or window >= len(tokens) else window
         free = mesh.device.type == "cuda" and number is None and window is None
-        size = length if free else CHUNK.get(mesh.device.type, 1024)
+        size = length if free else _queries(mesh)
         chunks = []
         for start in range(0, length, size):
             at, low = mesh.cp_rank * length + start, 0
@@ -69,7 +68,7 @@ class CutRows(NamedTuple):
 
     def bounded(self) -> CutRows:
         """The same with chunks of the usual size, for an `Inner` that keeps scores."""
-        size, parts = CHUNK.get(self.mesh.device.type, 1024), list[Chunk]()
+        size, parts = _queries(self.mesh), list[Chunk]()
         for start, stop, low in self.chunks:
             parts += [Chunk(at, min(at + size, stop), low) for at in range(start, stop, size)]
         return self._replace(chunks=tuple(parts))
@@ -91,6 +90,10 @@ class CutRows(NamedTuple):
         """The keys [B, heads, L, D] that a chunk sees, of the whole row's [S, B, heads, D]."""
         stop = self.mesh.cp_rank * len(self.tokens) // self.mesh.cp + chunk.stop
         return whole[chunk.low : stop].permute(1, 2, 0, 3)
+
+
+def _queries(mesh: ProcessMesh) -> int:
+    return QUERIES.get(mesh.device.type, QUERIES["cuda"])
 
 
 def attend(

@@ -12,9 +12,9 @@ import torch
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from smtrain.core.model.footprint import SINK_QUERIES
+
 NAME = "smtrain_sinks"
-BLOCK = 1024
-"""Queries whose scores are kept at a time."""
 
 
 def register() -> str:
@@ -33,13 +33,13 @@ def attend(
     before = key.shape[2] - length
     key, value = (x.repeat_interleave(groups, 1) if groups > 1 else x for x in (key, value))
     out = []
-    for start in range(0, length, BLOCK):
-        stop = min(start + BLOCK, length)
+    for start in range(0, length, SINK_QUERIES):
+        stop = min(start + SINK_QUERIES, length)
         first = 0 if sliding_window is None else max(0, before + start - sliding_window + 1)
         keys = slice(first, before + stop)
         seen = None if attention_mask is None else attention_mask[:, :, start:stop, keys]
         block = query[:, :, start:stop], key[:, :, keys], value[:, :, keys], module.sinks, seen, scaling
-        if length > BLOCK and torch.is_grad_enabled():
+        if length > SINK_QUERIES and torch.is_grad_enabled():
             out.append(checkpoint(attend_block, *block, use_reentrant=False, preserve_rng_state=False))
         else:
             out.append(attend_block(*block))
