@@ -13,7 +13,6 @@ import json
 import re
 import sys
 from collections import defaultdict
-from dataclasses import fields
 from math import exp
 from pathlib import Path
 from statistics import median
@@ -31,10 +30,11 @@ from smtrain.client.planner.calibration import (  # noqa: E402
     nearest,
     predicted,
     published,
+    published_experts,
     published_on_gpus,
     residual,
 )
-from smtrain.client.planner.throughput import Coefficients  # noqa: E402
+from smtrain.client.planner.throughput import DENSE, EXPERTS, Coefficients  # noqa: E402
 from smtrain.core.facts import table  # noqa: E402
 
 
@@ -43,6 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     parser.add_argument("--chip", choices=sorted(table("throughput_gpu")["chips"]), help="runs on these GPUs instead")
+    parser.add_argument("--experts", action="store_true", help="runs of mixtures of experts instead")
     parser.add_argument("--rows", type=Path, help="CSV of further runs")
     parser.add_argument("--docs", action="store_true", help="write the table and the picture")
     parser.add_argument("--write", action="store_true", help="refit core/facts/throughput.toml")
@@ -50,13 +51,15 @@ def main() -> None:
     if options.write:
         refit(ROOT / "smtrain/core/facts/throughput.toml")
         refit_gpus(ROOT / "smtrain/core/facts/throughput_gpu.toml")
+        table.cache_clear()
+        refit_experts(ROOT / "smtrain/core/facts/throughput_gpu.toml")
         return
-    runs = published_on_gpus(options.chip) if options.chip else published()
+    runs = published_experts() if options.experts else published_on_gpus(options.chip) if options.chip else published()
     left = from_csv(options.rows) if options.rows else leave_one_out(runs)
     if not left:
         sys.exit("no run to predict")
     if options.docs:
-        document(left)
+        document(left, leave_one_out(published_experts()))
     families = defaultdict(list)
     for one in left:
         families[one.run.model].append(abs(one.error))
@@ -114,17 +117,18 @@ def rows_of(left: list[Left]) -> list[str]:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for one in left:
+        ep = f"ep {one.run.mesh.ep} " if one.run.mesh.ep > 1 else ""
         r, low, high = one.run, one.predicted * exp(-one.half_width), one.predicted * exp(one.half_width)
         lines.append(
-            f"| {r.id} | {r.model} | tp {r.mesh.tp} pp {r.mesh.pp} {r.mesh.recompute} | {r.machine.count} "
+            f"| {r.id} | {r.model} | tp {r.mesh.tp} pp {r.mesh.pp} {ep}{r.mesh.recompute} | {r.machine.count} "
             f"| {r.work.global_batch} x {r.work.seq_len} | {r.sequences_per_s:g} | {one.predicted:.4g} "
             f"| {one.error:+.1%} | {low:.3g} to {high:.3g}{'' if one.inside else ' (outside)'} |"
         )
     return lines
 
 
-def document(left: list[Left]) -> None:
-    """Write docs/planner-throughput.md and its picture."""
+def document(left: list[Left], of_experts: list[Left]) -> None:
+    """Write docs/planner-throughput.md, and its picture of `left`."""
     import matplotlib as mpl
 
     mpl.use("svg")
@@ -147,13 +151,15 @@ def document(left: list[Left]) -> None:
     figure.savefig(ROOT / "docs/planner-throughput.svg", metadata={"Date": None})
     head = "# Published runs, each predicted from the others\n\nMade by `scripts/benchmarks/throughput.py --docs`.\n\n"
     picture = "![predicted against published](planner-throughput.svg)\n\n"
-    (ROOT / "docs/planner-throughput.md").write_text(head + picture + "\n".join(rows_of(left)) + "\n")
+    second = "\n\n## Mixtures of experts, on H100\n\n"
+    tables = ["\n".join(rows_of(each)) for each in (left, of_experts)]
+    (ROOT / "docs/planner-throughput.md").write_text(head + picture + second.join(tables) + "\n")
 
 
 def refit(file: Path) -> None:
     """Write the best fit into the facts."""
     k = fit(published())
-    values = {f.name: getattr(k, f.name) for f in fields(k)} | {"residual": residual(published(), k)}
+    values = {**{n: getattr(k, n) for n in DENSE}, "residual": residual(published(), k)}
     text = file.read_text("utf-8")
     for name, value in values.items():
         text = re.sub(rf"(?m)^{name} = .*$", f"{name} = {value:.4g}", text)
@@ -166,10 +172,23 @@ def refit_gpus(file: Path) -> None:
     for chip in table("throughput_gpu")["chips"]:
         runs = published_on_gpus(chip)
         k = fit(runs)
-        values = {f.name: getattr(k, f.name) for f in fields(k)} | {"residual": residual(runs, k)}
-        for name, value in values.items():
-            text = re.sub(rf"(\[chips\.{chip}\][^\[]*?\n{name} = )[^\n]*", rf"\g<1>{value:.4g}", text)
+        text = rewritten(text, f"chips.{chip}", {**{n: getattr(k, n) for n in DENSE}, "residual": residual(runs, k)})
     file.write_text(text, "utf-8")
+
+
+def refit_experts(file: Path) -> None:
+    """The same for mixtures of experts, with the numbers of their chip as they are."""
+    runs = published_experts()
+    k = fit(runs)
+    values = {**{n: getattr(k, n) for n in EXPERTS}, "residual": residual(runs, k)}
+    file.write_text(rewritten(file.read_text("utf-8"), "experts", values), "utf-8")
+
+
+def rewritten(text: str, section: str, values: dict[str, float]) -> str:
+    """A TOML text with other numbers in one of its sections."""
+    for name, value in values.items():
+        text = re.sub(rf"(\n\[{re.escape(section)}\][^\[]*?\n{name} = )[^\n]*", rf"\g<1>{value:.4g}", text)
+    return text
 
 
 if __name__ == "__main__":

@@ -47,6 +47,15 @@ def test_one_host_runs_the_meshes_of_the_facts() -> None:
     assert tied == {(tp, pp) for tp, pp in found if pp in (1, 4)}
 
 
+def test_ranks_of_the_same_experts_form_groups_too() -> None:
+    """With 4 processes on a chip, ep 8 takes two chips, and its copies every second chip of a row."""
+    group = untiled(1, 1, 64, 64, 4, ep=8)
+    assert group is not None
+    assert (group.kind, group.chips(4)) == ("group of equal experts", [0, 2, 4, 6, 8, 10, 12, 14])
+    assert [ep for ep in (1, 2, 4, 8, 16, 32, 64) if not untiled(1, 1, 64, 64, 4, ep=ep)] == [1, 2, 4, 16, 64]
+    assert untiled(1, 1, 16, 64, 4, ep=16, pairs=()) is None
+
+
 def test_stages_that_must_broadcast_to_each_other_have_neighbouring_chips() -> None:
     """The engine's way if there is no send and receive: four stages of a host are rows, sixteen end at a row's end."""
     for tp, pp, hosts in ((4, 4, 1), (1, 4, 1), (16, 4, 1), (4, 8, 2), (16, 8, 2), (4, 2, 2)):

@@ -6,14 +6,14 @@ Least squares on log throughput with weak priors, in plain Python: seven numbers
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache
-from math import exp, inf, log, log2, sqrt
+from math import exp, log, log2, sqrt
 from typing import Any
 
 from smtrain.client.planner.machines import Machine, Mesh, Recompute, Work, named_shape
 from smtrain.client.planner.search import refusals
-from smtrain.client.planner.throughput import MATURE, Coefficients, stand_in, step_time
+from smtrain.client.planner.throughput import DENSE, EXPERTS, MATURE, Coefficients, stand_in, step_time
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts import table
 from smtrain.core.model.families import ModelShape
@@ -24,9 +24,12 @@ _SPREAD = 0.1  # of log throughput, as the priors weigh against the runs
 _PRIORS = ((0.45, 0.3), (1e-3, 0.7), (0.5, 0.7), (0.01, 1.0), (1.5, 0.5), (1.5, 0.5), (0.03, 0.7))
 # The same for GPUs; the second is relative to the link of each chip (core/facts/throughput_gpu.toml).
 _GPU_PRIORS = ((0.65, 0.3), (4e-4, 0.7), (0.8, 0.7), (0.01, 1.0), (1.5, 0.5), (3.0, 0.5), (0.03, 0.7))
+# The same for experts: products at most as fast as large ones; four reads and writes of a row in H100's 3.35 TB/s;
+# all-to-alls as fast as other collectives.
+_EXPERT_PRIORS = ((1.5, 0.5), (8e-4, 0.7), (1.0, 0.5))
 Priors = tuple[tuple[float, float], ...]
-_NAMES = tuple(f.name for f in fields(Coefficients))
 UNTRIED = 2.3  # the same for TorchNeuron: 0.1 to 10 times, as beta users reported 1 to 4 % of peak (docs/trainium.md)
+NEAR = 1.5  # doublings up to which a published run counts as near
 UNCALIBRATED = 0.6  # half-width in log of the interval if no published run is near: 0.55 to 1.8 times
 
 
@@ -81,10 +84,12 @@ class PublishedRun:
             release=MATURE,
             work=Work(
                 shape, row["seq_len"], row["global_batch"], fused_attention=row["stack"] != "megatron",
-                gathers_again=True,
+                gathers_again=True, whole_experts=True,
             ),
             machine=machine,
-            mesh=Mesh(tp, pp, machine.world // (tp * pp), row["micro_batch"], recompute, tp > 1),
+            mesh=Mesh(
+                tp, pp, machine.world // (tp * pp), row["micro_batch"], recompute, tp > 1, ep=row.get("ep", 1)
+            ),
             sequences_per_s=row["sequences_per_s"] if "sequences_per_s" in row else row["mfu"] * peak / flops,
             date=row["date"],
             interleave=row.get("interleave", 1),
@@ -122,21 +127,43 @@ def published_on_gpus(chip: str | None = None) -> tuple[PublishedRun, ...]:
     return tuple(run for run in runs if chip in (None, run.machine.chip))
 
 
+@cache
+def published_experts() -> tuple[PublishedRun, ...]:
+    """The runs of mixtures of experts in core/facts/throughput_gpu.toml, all on H100."""
+    return tuple(PublishedRun.on_gpus(row) for row in table("throughput_gpu")["expert_runs"] if "excluded" not in row)
+
+
 def fit(runs: Sequence[PublishedRun], start: Coefficients | None = None, priors: Priors | None = None) -> Coefficients:
-    """Fit the coefficients to `runs` by the Levenberg-Marquardt method, on their logs as all are positive."""
+    """Fit the coefficients to `runs` by the Levenberg-Marquardt method, on their logs as all are positive.
+
+    Runs of mixtures of experts determine only the coefficients of these; the others are those of their chip.
+    """
+    base, names = start, DENSE
+    if runs[0].work.shape.experts is not None:
+        base, names, priors = start or Coefficients.fitted(runs[0].machine), EXPERTS, priors or _EXPERT_PRIORS
     priors = priors or (_GPU_PRIORS if runs[0].machine.chip else _PRIORS)
-    x = [log(getattr(start, n)) for n in _NAMES] if start else [log(median) for median, _ in priors]
+    x = [log(getattr(start, n)) for n in names] if start else [log(median) for median, _ in priors]
+
+    def coefficients(x: Sequence[float]) -> Coefficients:
+        found = {name: exp(v) for name, v in zip(names, x, strict=True)}
+        return replace(base, **found) if base else Coefficients(**found)
+
+    def misses(x: Sequence[float]) -> list[float]:
+        k = coefficients(x)
+        errors = [log(predicted(r, k) / r.sequences_per_s) / _SPREAD for r in runs]
+        return errors + [(v - log(median)) / spread for v, (median, spread) in zip(x, priors, strict=True)]
+
     damping = 1e-3
-    residuals = _residuals(x, runs, priors)
+    residuals = misses(x)
     for _ in range(60):
         columns = []
         for i in range(len(x)):
             moved = [v + 1e-5 * (i == j) for j, v in enumerate(x)]
-            columns.append([(b - a) / 1e-5 for a, b in zip(residuals, _residuals(moved, runs, priors), strict=True)])
+            columns.append([(b - a) / 1e-5 for a, b in zip(residuals, misses(moved), strict=True)])
         normal = [[_dot(a, b) * (1 + damping * (i == j)) for j, b in enumerate(columns)] for i, a in enumerate(columns)]
         step = _solve(normal, [-_dot(c, residuals) for c in columns])
         tried = [a + b for a, b in zip(x, step, strict=True)]
-        new = _residuals(tried, runs, priors)
+        new = misses(tried)
         gain = _dot(residuals, residuals) - _dot(new, new)
         if gain > 0:
             x, residuals, damping = tried, new, damping * 0.3
@@ -144,7 +171,7 @@ def fit(runs: Sequence[PublishedRun], start: Coefficients | None = None, priors:
                 break
         else:
             damping *= 5
-    return _coefficients(x)
+    return coefficients(x)
 
 
 @dataclass(frozen=True)
@@ -186,7 +213,8 @@ def leave_one_out(runs: Sequence[PublishedRun] | None = None, by: str = "id") ->
 def residual(runs: Sequence[PublishedRun], k: Coefficients) -> float:
     """Standard deviation of log throughput about the model, with the fitted coefficients as lost degrees of freedom."""
     errors = [log(predicted(r, k) / r.sequences_per_s) for r in runs]
-    return sqrt(_dot(errors, errors) / max(1, len(errors) - len(_NAMES)))
+    fitted = EXPERTS if runs[0].work.shape.experts else DENSE
+    return sqrt(_dot(errors, errors) / max(1, len(errors) - len(fitted)))
 
 
 @dataclass(frozen=True)
@@ -198,41 +226,45 @@ class Near:
 
     @property
     def calibrated(self) -> bool:
-        return self.distance <= 1.5
+        return self.distance <= NEAR
 
 
 def nearest(work: Work, machine: Machine, mesh: Mesh, runs: Sequence[PublishedRun] | None = None) -> Near | None:
-    """Find the most similar published run; None if no run was published for the chip.
-
-    A dense model's run is endlessly far from a mixture of experts.
-    """
-    kin = kin_of(machine, runs)
+    """Find the most similar published run; None if none was published for the chip, of a dense model for a dense one
+    and of a mixture of experts for a mixture."""
     mine = _features(work, mesh)
 
     def away(run: PublishedRun) -> float:
-        if (run.work.shape.experts is None) != (work.shape.experts is None):
-            return inf
         return max(abs(a - b) for a, b in zip(mine, _features(run.work, run.mesh), strict=True))
 
-    found = [(away(run), run) for run in kin]
+    found = [(away(run), run) for run in kin_of(machine, runs, experts=work.shape.experts is not None)]
     return Near(*min(found, key=lambda f: f[0])[::-1]) if found else None
 
 
-def kin_of(machine: Machine, runs: Sequence[PublishedRun] | None = None) -> list[PublishedRun]:
-    """The published runs on the same chip; those on H100 also count for H200, which has the same cores."""
-    runs = runs or (published_on_gpus() if machine.chip else published())
+def kin_of(
+    machine: Machine, runs: Sequence[PublishedRun] | None = None, *, experts: bool = False
+) -> list[PublishedRun]:
+    """The published runs on the same chip; those on H100 also count for H200, which has the same cores.
+
+    experts: those of mixtures of experts, otherwise of dense models.
+    """
+    if runs is None:
+        runs = published_experts() if experts else published_on_gpus() if machine.chip else published()
     return [
         r for r in runs if r.machine.core_flops == machine.core_flops and bool(r.machine.chip) == bool(machine.chip)
     ]
 
 
-def best_published(machine: Machine) -> PublishedRun | None:
-    """The published run on the same chip with the highest MFU."""
-    return max(kin_of(machine), key=lambda run: run.mfu, default=None)
+def best_published(machine: Machine, *, experts: bool = False) -> PublishedRun | None:
+    """The published run on the same chip with the highest MFU; `experts`: of a mixture of experts."""
+    return max(kin_of(machine, experts=experts), key=lambda run: run.mfu, default=None)
 
 
-def spread_of(machine: Machine) -> float:
+def spread_of(machine: Machine, *, experts: bool = False) -> float:
     """`residual` of the published runs on this chip, or on the chip that stands in for it."""
+    if experts:
+        of_experts: float = table("throughput_gpu")["experts"]["residual"]
+        return of_experts
     if machine.link:
         spread: float = table("throughput_gpu")["chips"][stand_in(machine.chip)]["residual"]
         return spread
@@ -242,39 +274,30 @@ def spread_of(machine: Machine) -> float:
 
 def half_width(spread: float, near: Near | None) -> float:
     """Half-width of the 90 % interval, in log; wider if the nearest run is less similar."""
-    if near is None or not near.calibrated:
-        return UNCALIBRATED
+    known = near is not None and near.calibrated
     # 2.13 is the 95 % quantile of Student's t with 4 degrees of freedom: the residuals have heavier tails than a normal
     # distribution (docs/planner-formulas.md).
-    return 2.13 * spread * sqrt(1 + near.distance**2)
+    wide = 2.13 * spread * sqrt(1 + (near.distance if near is not None and known else NEAR) ** 2)
+    return wide if known else max(UNCALIBRATED, wide)
 
 
-def width_of(machine: Machine, near: Near | None, corrected: Correction, *, untried: bool) -> float:
+def width_of(work: Work, machine: Machine, near: Near | None, corrected: Correction, *, untried: bool) -> float:
     """Half-width of a plan's interval: narrow after a run of the user's own, wide for a library that is `untried`."""
     if corrected.is_own(machine):
         return 2.13 * spread_of(machine)
-    return UNTRIED if untried else half_width(spread_of(machine), near)
+    return UNTRIED if untried else half_width(spread_of(machine, experts=work.shape.experts is not None), near)
 
 
 def _features(work: Work, mesh: Mesh) -> tuple[float, ...]:
     # Size and pipeline depth count half: the model extrapolates well over both, as each has a term of its own.
     return (
-        log2(work.parameters / mesh.tp / mesh.pp) / 2,
+        log2(work.shape.active_parameters() / mesh.tp / mesh.pp) / 2,
+        log2(mesh.ep) / 2,
         log2(mesh.tp),
         log2(mesh.pp) / 2,
         log2(work.seq_len),
         log2(mesh.micro_batch),
     )
-
-
-def _residuals(x: Sequence[float], runs: Sequence[PublishedRun], priors: Priors) -> list[float]:
-    k = _coefficients(x)
-    errors = [log(predicted(r, k) / r.sequences_per_s) / _SPREAD for r in runs]
-    return errors + [(v - log(median)) / spread for v, (median, spread) in zip(x, priors, strict=True)]
-
-
-def _coefficients(x: Sequence[float]) -> Coefficients:
-    return Coefficients(*(exp(v) for v in x))
 
 
 def _dot(a: Sequence[float], b: Sequence[float]) -> float:

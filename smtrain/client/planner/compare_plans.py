@@ -68,7 +68,7 @@ class Sides:
             title = name.format(tokens=_count(self.tokens))
             rows.append((title, [_shown(getattr(side, key), form, unit) for side in self.sides]))
         rows.append(("of peak", [f"{p.mfu:.0%}" if p.fits and p.mfu is not None else "-" for p in plans]))
-        rows.append(("calibrated", ["yes" if p.calibrated else "NO: up to 1.8 times off" for p in plans]))
+        rows.append(("calibrated", [_calibrated(p) for p in plans]))
         return "\n".join([*text.aligned([(title, *cells) for title, cells in rows]), *self._notes()])
 
     def _notes(self) -> list[str]:
@@ -140,6 +140,14 @@ def _shown(span: Span | None, form: str, unit: str) -> str:
         return "-"
     value, low, high = (form.format(number) for number in span)
     return f"{value}{' ' + unit if unit else ''} ({text.span(low, high)})"
+
+
+def _calibrated(plan: Plan) -> str:
+    """Whether a published run is near, or by how much the speed may be off."""
+    rate = plan.sequences_per_s
+    if plan.calibrated or rate is None:
+        return "yes" if plan.calibrated else "NO"
+    return f"NO: up to {rate['value'] / rate['low']:.1f} times off"
 
 
 def _memory(plan: Plan) -> str:

@@ -200,6 +200,9 @@ class Work:
     1.5, and nothing but `capacity` bounds it."""
     capacity: float | None = None
     """The rows of each expert over the mean, the same in every step, if tokens beyond them are dropped."""
+    whole_experts: bool = False
+    """Whether each tensor-parallel rank sends its part of the tokens to whole experts (Megatron-core with parallel
+    folding), instead of all tokens to its part of each expert (native engine)."""
 
     @property
     def parameters(self) -> int:
@@ -355,7 +358,7 @@ def untiled_group(work: Work, machine: Machine, mesh: Mesh, *, neighbours: bool 
     if machine.torus_chip is None:
         return None
     pairs = pairs_of(mesh.pp, tied=work.shape.tied, neighbours=neighbours)
-    return untiled(mesh.tp, mesh.pp, mesh.dp, machine.cores, machine.torus_chip, pairs, mesh.cp)
+    return untiled(mesh.tp, mesh.pp, mesh.dp, machine.cores, machine.torus_chip, pairs, mesh.cp, mesh.ep)
 
 
 def stage_faults(shape: ModelShape, mesh: Mesh) -> Iterator[str]:

@@ -275,7 +275,7 @@ def _estimate(config: JobConfig, work: Work, machine: Machine, mesh: Mesh, corre
         near=near,
         own=corrected.is_own(machine),
         untried=untried,
-        wide=width_of(machine, near, corrected, untried=untried),
+        wide=width_of(work, machine, near, corrected, untried=untried),
     )
 
 
@@ -332,7 +332,7 @@ def _plan(
     warnings += preparing_warnings(config, _preparing(config), text_bytes(config), prices.assumptions)
     warnings += _calibration_warnings(config, work, machine, mesh, made, prices)
     warnings += _price_warnings(config, machine, used, known=hourly is not None)
-    warnings += _optimism(machine, made, speed)
+    warnings += _optimism(work, machine, made, speed)
     billed = config.train.samples * work.seq_len / 1e6
     return Plan(
         model=model_name(config),
@@ -379,6 +379,7 @@ def _calibration_warnings(
     warnings = []
     if not made.calibrated:
         where = machine.type if made.near is None else f"this shape (nearest: {made.near.run})"
+        where = f"a mixture of experts on {where}" if made.near is None and work.shape.experts else where
         warnings.append(
             f"uncalibrated: no training run was published for {where}; throughput is by peak ratio, off by "
             f"up to {exp(made.wide):.1f} times"
@@ -390,6 +391,8 @@ def _calibration_warnings(
         warnings += neuron_warnings(config, work, machine, mesh, first, measured=made.own)
     if _engine(config, machine) == "native":
         whose = "llm-foundry's, torchtitan's and Megatron-LM's" if machine.link else "neuronx-distributed's and NeMo's"
+        if work.shape.experts:
+            whose = "NeMo AutoModel's and Megatron-core's on H100, nearly all with even loads of experts"
         warnings.append(f"the published runs are {whose}; none is of the native engine")
     return warnings
 
@@ -405,9 +408,9 @@ def _price_warnings(config: JobConfig, machine: Machine, used: Sequence[Price], 
     return [f"{_no_price(machine.type, _option(config))}; give one with --prices", *guesses]
 
 
-def _optimism(machine: Machine, made: _Estimate, speed: _Speed) -> list[str]:
+def _optimism(work: Work, machine: Machine, made: _Estimate, speed: _Speed) -> list[str]:
     """Say that a plan is faster than any published run on its chip."""
-    top = best_published(machine)
+    top = best_published(machine, experts=work.shape.experts is not None)
     if not speed.mfu or made.faults or top is None or speed.mfu <= top.mfu:
         return []
     return [

@@ -43,7 +43,9 @@ def broken_group(config: JobConfig) -> Group | None:
     except ConfigError:  # reported when the model is read
         tied = False
     pairs = pairs_of(parallel.pp, tied=tied)
-    return untiled(parallel.tp, parallel.pp, config.dp, config.processes_per_instance, chip, pairs, parallel.cp)
+    return untiled(
+        parallel.tp, parallel.pp, config.dp, config.processes_per_instance, chip, pairs, parallel.cp, parallel.ep
+    )
 
 
 def _remedy(config: JobConfig, chip: int) -> str:
@@ -108,7 +110,9 @@ def _by_geometry(config: JobConfig, chip: int) -> str:
     dp = world // (tp * pp)
     keys = f"parallel.tp: {tp}, parallel.pp: {pp}" + (f", parallel.dp: {dp}" if parallel.dp is not None else "")
     keys += ", parallel.cp: 1" if parallel.cp > 1 else ""
-    keys += f", parallel.ep: {gcd(parallel.ep, dp)}" if dp % parallel.ep else ""
+    ep = gcd(parallel.ep, dp)
+    ep = 1 if untiled(tp, pp, dp, host, chip, ep=ep) else ep
+    keys += f", parallel.ep: {ep}" if ep != parallel.ep else ""
     each = dp * parallel.micro_batch_size
     if rest := config.train.global_batch_size % each:
         keys += f", train.global_batch_size: {config.train.global_batch_size + each - rest}"

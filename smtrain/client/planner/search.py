@@ -76,7 +76,11 @@ def search(
             for pp, dp in _splits(machine.world // (tp * cp), work.shape.layers, work.global_batch):
                 if untiled_group(work, machine, Mesh(tp, pp, dp, cp=cp), neighbours=True) is not None:
                     continue
-                fitting = [table.fastest(tp, pp, dp, ep, cp) for ep in expert_degrees(work, machine, tp, dp * cp)]
+                fitting = [
+                    table.fastest(tp, pp, dp, ep, cp)
+                    for ep in expert_degrees(work, machine, tp, dp * cp)
+                    if ep == 1 or untiled_group(work, machine, Mesh(tp, pp, dp, cp=cp, ep=ep)) is None
+                ]
                 best = min((way for way in fitting if way is not None), key=lambda way: way[1], default=None)
                 if best is not None:
                     mesh, seconds, need = best

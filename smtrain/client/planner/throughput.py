@@ -1,8 +1,9 @@
 """Time of an optimizer step: operations / peak, bytes / bandwidth, pipeline bubble and overhead.
 
 Seven coefficients are fitted to published runs: one set for Neuron cores, and one for each GPU with published runs
-(core/facts/throughput_gpu.toml). Each term has a physical form, so that the few coefficients also hold for shapes that
-were not published; docs/planner-formulas.md derives them. If only a bound is known, the slower one is used.
+(core/facts/throughput_gpu.toml). Three more, for mixtures of experts, are fitted to runs on H100. Each term has a
+physical form, so that the few coefficients also hold for shapes that were not published; docs/planner-formulas.md
+derives them. If only a bound is known, the slower one is used.
 """
 
 from __future__ import annotations
@@ -13,7 +14,15 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any
 
-from smtrain.client.planner.machines import Machine, Mesh, Work, cut, stage_kinds, trained_numbers
+from smtrain.client.planner.machines import (
+    Machine,
+    Mesh,
+    Work,
+    cut,
+    expert_numbers,
+    stage_kinds,
+    trained_numbers,
+)
 from smtrain.core.facts import table
 from smtrain.core.model.families import ModelShape
 
@@ -47,6 +56,13 @@ class Coefficients:
     """The same if scores are written to memory."""
     yearly_gain: float
     """Log of the speed-up from one Neuron release to the next, up to `MATURE`."""
+    expert_products: float = 1.0
+    """Time of an operation in the products of experts, relative to one in a large matrix product."""
+    routed_bytes_per_flop: float = math.inf
+    """Rate of sorting rows by expert and back within a device: bytes of their hidden states per second in each pass,
+    divided by the core's peak in operations per second."""
+    swap_share: float = 1.0
+    """Rate of the all-to-alls that take rows to their experts, relative to collectives over the same link."""
 
     @classmethod
     def fitted(cls, machine: Machine | None = None) -> Coefficients:
@@ -58,6 +74,9 @@ class Coefficients:
         return replace(k, link_bytes_per_flop=share * machine.link / machine.core_flops)
 
 
+EXPERTS = ("expert_products", "routed_bytes_per_flop", "swap_share")
+"""The coefficients that only mixtures of experts need."""
+DENSE = tuple(f.name for f in fields(Coefficients) if f.name not in EXPERTS)
 MATURE = 20  # minor number of Neuron 2.x from which releases are no faster than the one before
 
 
@@ -72,14 +91,20 @@ def stand_in(chip: str) -> str:
 def _of_chip(chip: str) -> tuple[Coefficients, float]:
     """Coefficients of a chip, and the share of its link that collectives reach."""
     row = table("throughput_gpu")["chips"][stand_in(chip)]
-    k = Coefficients(**{f.name: row[f.name] for f in fields(Coefficients)})
+    k = Coefficients(**{name: row[name] for name in DENSE}, **_of_experts())
     return k, k.link_bytes_per_flop * row["tflops"] * 1e12 / (row["link_gbs"] * 1e9)
 
 
 @cache
 def _fitted() -> Coefficients:
     row = table("throughput")["coefficients"]
-    return Coefficients(**{f.name: row[f.name] for f in fields(Coefficients)})
+    return Coefficients(**{name: row[name] for name in DENSE}, **_of_experts())
+
+
+def _of_experts() -> dict[str, float]:
+    """The coefficients of experts: those of H100 stand for every chip, as no run on another was published."""
+    row = table("throughput_gpu")["experts"]
+    return {name: row[name] for name in EXPERTS}
 
 
 @dataclass(frozen=True)
@@ -169,13 +194,14 @@ def _stage_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients, stage
     dense = attention = middle = 0.0
     for kind, count in kinds.items():
         layer, scores = _layer_time(work.of_kind(kind), mesh, k, tokens, rate)
+        layer += _sorting_time(work.of_kind(kind), machine, mesh, k, tokens)
         dense, attention, middle = dense + count * layer, attention + count * scores, middle + count * (layer + scores)
     head = (3 - frozen) * 2.0 * cut(shape, mesh.tp).head * tokens / rate if stage == mesh.pp - 1 else 0.0
     link = _link(machine, mesh.tp, k)
     moved = _COLLECTIVES[mesh.recompute] * tokens * shape.hidden * work.width * (mesh.tp - 1) / mesh.tp
     collectives = layers * moved / link
     sparse = sum(count for kind, count in kinds.items() if kind.experts is not None)
-    swapped = _swaps(work, mesh, sparse, tokens) / _link(machine, mesh.tp * mesh.ep, k)
+    swapped = sparse * _swap_time(work, machine, mesh, k, tokens)
     gathered = _gathers(work, mesh, kinds, tokens) / _link(machine, mesh.tp * mesh.cp, k)
     overhead = k.slot_seconds * (1 if mesh.pp == 1 else _LAUNCHES)
     return Slot(
@@ -233,17 +259,34 @@ def _link(machine: Machine, ranks: int, k: Coefficients) -> float:
     return link
 
 
-def _swaps(work: Work, mesh: Mesh, sparse: int, tokens: int) -> float:
-    """Bytes that a rank sends to bring tokens to their experts and back, in `sparse` layers.
+def _routed(work: Work, mesh: Mesh, tokens: int) -> float:
+    """Bytes of hidden states that a rank sends to experts in one direction: one for each choice of a token, and those
+    that fill an expert's capacity."""
+    assert work.shape.experts is not None
+    hidden = (work.capacity or 1.0) * work.shape.experts.chosen * tokens * work.shape.hidden * work.width
+    return hidden / mesh.tp if work.whole_experts else hidden
 
-    Two all-to-alls forward and two backward, the forward ones again if the layer is recomputed: a hidden state for each
-    choice of a token, of which 1 / ep stay.
+
+def _swap_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients, tokens: int) -> float:
+    """Seconds of bringing tokens to their experts and back in one layer.
+
+    Two all-to-alls forward and two backward, the forward ones again if the layer is recomputed. Of their bytes 1 / ep
+    stay, those to ranks of the same host take its links, and the rest its network.
     """
     if work.shape.experts is None or mesh.ep == 1:
         return 0.0
     passes = 6 if mesh.recompute == "full" else 4
-    hidden = work.shape.experts.chosen * tokens * work.shape.hidden * work.width
-    return passes * sparse * hidden * (mesh.ep - 1) / mesh.ep
+    near = min(mesh.ep, machine.cores if work.whole_experts else max(1, machine.cores // mesh.tp))
+    link, network = (_link(machine, ranks, k) for ranks in (1, machine.cores + 1))
+    each = (near - 1) / link + (mesh.ep - near) / network
+    return passes * _routed(work, mesh, tokens) / mesh.ep * each / k.swap_share
+
+
+def _sorting_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients, tokens: int) -> float:
+    """Seconds of sorting a layer's rows by expert and back, which takes memory's time and no operations."""
+    if work.shape.experts is None:
+        return 0.0
+    return _DENSE[mesh.recompute] * _routed(work, mesh, tokens) / (k.routed_bytes_per_flop * machine.core_flops)
 
 
 def _gathers(work: Work, mesh: Mesh, kinds: Mapping[ModelShape, int], tokens: int) -> float:
@@ -273,7 +316,8 @@ def _layer_time(work: Work, mesh: Mesh, k: Coefficients, tokens: int, rate: floa
     shape, held = work.shape, cut(work.shape, mesh.tp)
     used: float = held.layer
     if shape.experts is not None:  # as many rows as without ep, if the experts get equal shares
-        used -= held.experts * (shape.experts.count - shape.experts.chosen) / shape.experts.count
+        share = (work.capacity or 1.0) * shape.experts.chosen / shape.experts.count
+        used += held.experts * (k.expert_products * share - 1)
     # The last rank of a cut row sees nearly all keys, the only rank of a whole one half of them.
     seen = work.seq_len * (2 - 1 / mesh.cp)
     span = min(seen, shape.sliding_window or seen)
@@ -284,7 +328,7 @@ def _layer_time(work: Work, mesh: Mesh, k: Coefficients, tokens: int, rate: floa
         if shape.delta is not None:
             again = 2.0 * shape.hidden * (shape.delta.keys + 1.5 * shape.delta.values) / mesh.tp / used
     layer = (_DENSE[mesh.recompute] + again - frozen) * 2.0 * used * tokens / rate
-    slow = k.fused_attention if work.fused_attention and not shape.rules.sinks else k.unfused_attention
+    slow = k.fused_attention if work.fused_attention else k.unfused_attention
     passes = _SCORES[mesh.recompute] + (mesh.cp > 1)  # the backward pass over cut rows computes them again
     scores = passes * 4.0 * shape.heads * shape.head_dim / mesh.tp * span * tokens * slow / rate
     if shape.delta is not None:
@@ -303,12 +347,19 @@ def exchange_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients) -> 
     host, which is faster (docs/planner-formulas.md): otherwise twice the hosts could seem slower. GPUs of a single host
     use their own links instead, and a single GPU exchanges nothing.
     """
-    stages = range(mesh.pp) if mesh.layers else (0, mesh.pp - 1)
-    numbers = max(trained_numbers(work, mesh, stage) for stage in stages)
-    each = numbers * (4 + (4 if work.lora else work.width))
-    if machine.link and machine.count == 1:  # GPUs of one host: over their own links, all at once
+    alone = machine.link and machine.count == 1  # GPUs of one host: over their own links, all at once
+    most = 0.0
+    for stage in range(mesh.pp) if mesh.layers else (0, mesh.pp - 1):
+        own = 0 if work.lora else expert_numbers(work.shape, mesh, stage)
+        shared = trained_numbers(work, mesh, stage) - own
+        if mesh.ep == mesh.shards:  # no other rank holds the same experts
+            own = 0
+        copies = [1, 1] if alone else [min(machine.cores, mesh.tp * mesh.pp * ranks) for ranks in (1, mesh.ep)]
+        most = max(most, float(shared * copies[0] + own * copies[1]))
+    each = most * (4 + (4 if work.lora else work.width))
+    if alone:
         return each / (k.link_bytes_per_flop * machine.core_flops) if machine.cores > 1 else 0.0
-    return each * min(machine.cores, mesh.tp * mesh.pp) / (k.network_share * machine.network)
+    return each / (k.network_share * machine.network)
 
 
 def step_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients | None = None) -> StepTime:

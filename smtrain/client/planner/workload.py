@@ -56,6 +56,8 @@ def work_of(
     fused = not (engine == "nxd" and config.apart)  # NxD's kernel knows no samples
     if neuron and engine == "native":
         fused = flash_lack(train.seq_len, shape.widest_head, masked=work.masked, compiled=train.compile) is None
+    if shape.rules.sinks and engine == "native":  # torch's kernels have no sinks
+        fused = False
     return replace(work, fused_attention=fused), recompute
 
 

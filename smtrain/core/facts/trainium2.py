@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import cache
-from math import log2
+from math import lcm, log2
 from typing import NamedTuple
 
 from smtrain.core.facts import instance
@@ -61,11 +61,19 @@ def _in_line(places: set[int]) -> bool:
 
 @cache
 def untiled(
-    tp: int, pp: int, dp: int, host: int, per_chip: int, pairs: tuple[tuple[int, int], ...] = (), cp: int = 1
+    tp: int,
+    pp: int,
+    dp: int,
+    host: int,
+    per_chip: int,
+    pairs: tuple[tuple[int, int], ...] = (),
+    cp: int = 1,
+    ep: int = 1,
 ) -> Group | None:
     """The first group of a mesh that does not tile the torus; None if all do.
 
-    Ranks are in the order of the engine: pp outermost, then dp, cp, tp innermost; `host` of them are on each host. A
+    Ranks are in the order of the engine: pp outermost, then dp, cp, tp innermost; `host` of them are on each host, and
+    ep is the innermost part of dp x cp. A
     group over several hosts is judged by its part on each, which is an inference: the rule was read for one host. Runs
     within a tensor-parallel group (copies of key/value heads) tile if the group does.
 
@@ -73,7 +81,7 @@ def untiled(
     """
     if host > SIDE**2 * per_chip:  # more processes than cores, which is a fault by itself
         return None
-    for local in _hosts(tp, cp, pp, dp, host):
+    for local in _hosts(tp, cp, pp, dp, ep, host):
         for group in local:
             if not tiles(group.members, per_chip):
                 return group
@@ -88,12 +96,12 @@ def untiled(
     return None
 
 
-def _hosts(tp: int, cp: int, pp: int, dp: int, host: int) -> Iterator[list[Group]]:
+def _hosts(tp: int, cp: int, pp: int, dp: int, ep: int, host: int) -> Iterator[list[Group]]:
     """The groups of each host; hosts that are divided like an earlier one are left out."""
     stage, seen = tp * cp * dp, set()
     for start in range(0, stage * pp, host):
         within = start % stage
-        way = start % (tp * cp), within if within + host > stage else -1
+        way = start % (tp * lcm(cp, ep)), within if within + host > stage else -1
         if way in seen:
             continue
         seen.add(way)
@@ -104,6 +112,10 @@ def _hosts(tp: int, cp: int, pp: int, dp: int, host: int) -> Iterator[list[Group
             if cp > 1:
                 found.setdefault(("context-parallel group", rank // (tp * cp), rank % tp), []).append(local)
             found.setdefault(("data-parallel group", rank // stage, rank % tp), []).append(local)
+            if ep > 1:
+                found.setdefault(("expert-parallel group", rank // (tp * ep), rank % tp), []).append(local)
+                same = rank % (tp * ep)  # ranks with the same experts reduce their gradients
+                found.setdefault(("group of equal experts", rank // stage, same), []).append(local)
             found.setdefault(("pipeline group", rank % stage, 0), []).append(local)
         yield [Group(kind, tuple(members)) for (kind, _, _), members in found.items()]
 

@@ -256,7 +256,7 @@ def trainium2_instead(config: JobConfig) -> str:
         "parallel" not in config.model_fields_set
         or (mesh_fits(other) and other.train.global_batch_size % (other.dp * parallel.micro_batch_size) == 0
             and not untiled(parallel.tp, parallel.pp, other.dp, other.processes_per_instance, chip,
-                            pairs_of(parallel.pp, tied=True), parallel.cp))
+                            pairs_of(parallel.pp, tied=True), parallel.cp, parallel.ep))
     )  # fmt: skip
     return f"set compute.instance_type: {TRAINIUM2}" + ("" if kept else " and parallel: auto")
 
