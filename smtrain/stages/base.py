@@ -111,8 +111,11 @@ class JobStage:
         """Whether the job runs on spot capacity."""
         return False
 
-    def metrics(self, config: JobConfig) -> tuple[str, ...]:
-        """Names of the numbers in its log lines, which CloudWatch and the control plane collect."""
+    def metrics(self, config: JobConfig, described: Mapping[str, Any] | None) -> tuple[str, ...]:
+        """Names of the numbers in its log lines, which CloudWatch and the control plane collect.
+
+        `described` is the model's config.json if it can be read.
+        """
         return ()
 
     def shown(self, config: JobConfig) -> dict[str, Any]:

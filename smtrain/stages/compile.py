@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from smtrain.core.config import JobConfig
@@ -35,7 +36,7 @@ class CompileStage(JobStage):
         model = chain.model(self.name)
         return {"data": data_of(chain, self.name), "model": model}
 
-    def metrics(self, config: JobConfig) -> tuple[str, ...]:
+    def metrics(self, config: JobConfig, described: Mapping[str, Any] | None) -> tuple[str, ...]:
         return ("graphs", "compiled", "failed", "cached")
 
 

@@ -53,7 +53,7 @@ class EvaluateStage(JobStage):
         merged = weights if config.train.adapter is not None else 0.0
         return StageNeed(loaded_memory(config, shape), merged, seconds)
 
-    def metrics(self, config: JobConfig) -> tuple[str, ...]:
+    def metrics(self, config: JobConfig, described: Mapping[str, Any] | None) -> tuple[str, ...]:
         return tuple(name for task in config.evaluate.tasks for name in (task, f"{task}_base"))
 
 

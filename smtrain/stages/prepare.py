@@ -66,7 +66,7 @@ class PrepareStage(JobStage):
     def spot(self, config: JobConfig) -> bool:
         return self.distributed(config) and config.data.spot
 
-    def metrics(self, config: JobConfig) -> tuple[str, ...]:
+    def metrics(self, config: JobConfig, described: Mapping[str, Any] | None) -> tuple[str, ...]:
         return ("mb_per_s",) if self.distributed(config) else ()  # of each machine
 
     def extend(self, config: JobConfig, request: dict[str, Any]) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from smtrain.core.config import JobConfig
-from smtrain.core.protocol.log_lines import MACHINE_NUMBERS, PAIR_NUMBERS
+from smtrain.core.model.families import FAMILIES
+from smtrain.core.model.text_part import text_part
+from smtrain.core.protocol.log_lines import MACHINE_NUMBERS, PAIR_NUMBERS, ROUTING_NUMBERS
 from smtrain.core.protocol.uris import HUBS
 from smtrain.core.tracking.settings import VARIABLE, variable
 from smtrain.stages.base import (
@@ -55,6 +58,15 @@ def data_of(chain: Inputs, stage: str) -> str:
     return f"{prepared.rstrip('/')}/" if prepared else chain.need(stage, "prepare")
 
 
+def _is_mixture(config: JobConfig, described: Mapping[str, Any] | None) -> bool:
+    """Whether the model has experts; without its config.json, whether the config says so."""
+    if described is None:
+        parallel, loss = config.parallel, config.train.aux_loss
+        return parallel.ep > 1 or parallel.expert_capacity is not None or loss is not None or config.train.aux_by_layer
+    family = FAMILIES.get(text_part(described).get("model_type", ""))
+    return family is not None and family.experts is not None
+
+
 class TrainStage(JobStage):
     """Reads data, model and shards; leaves checkpoints in the run's prefix, metrics.jsonl and TensorBoard files."""
 
@@ -97,12 +109,13 @@ class TrainStage(JobStage):
     def spot(self, config: JobConfig) -> bool:
         return config.compute.spot
 
-    def metrics(self, config: JobConfig) -> tuple[str, ...]:
+    def metrics(self, config: JobConfig, described: Mapping[str, Any] | None) -> tuple[str, ...]:
         names: tuple[str, ...] = ("loss", "grad_norm", "lr", "tokens_per_s", "mfu")
         pairs = config.train.objective == "dpo"
         names += ("param_norm",) if config.train.param_norm != "none" else ()
         names += ("batch",) if config.train.batch_ramp else ()
         names += PAIR_NUMBERS if pairs else ()
+        names += ROUTING_NUMBERS if _is_mixture(config, described) else ()
         if config.train.validation and pairs:
             names += ("val_loss", "val_accuracy", "val_margins")
         elif config.train.validation:

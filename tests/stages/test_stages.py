@@ -23,6 +23,7 @@ QUANTIZE = '''
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from smtrain.core.config import JobConfig
@@ -45,7 +46,7 @@ class QuantizeStage(JobStage):
     def inputs(self, chain: Inputs) -> dict[str, str]:
         return {"model": chain.need(self.name, "export")}
 
-    def metrics(self, config: JobConfig) -> tuple[str, ...]:
+    def metrics(self, config: JobConfig, described: Mapping[str, Any] | None) -> tuple[str, ...]:
         return ("error",)
 
 

@@ -53,7 +53,7 @@ def create_training_job(
             "ContainerArguments": [_START.format(stage=stage)],
             "MetricDefinitions": [
                 {"Name": f"{stage}:{name}", "Regex": rf"\b{re.escape(name)}={_NUMBER}"}
-                for name in job_stage.metrics(config)
+                for name in job_stage.metrics(config, described)
             ],
         },
         "HyperParameters": {key: str(value) for key, value in {"stage": stage, **job_stage.shown(config)}.items()},

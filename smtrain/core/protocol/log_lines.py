@@ -27,6 +27,8 @@ _FORMATS = {
 }  # fmt: skip
 PAIR_NUMBERS = tuple(name for name in _FORMATS if name.startswith(("rewards/", "logps/")))
 """Numbers of a step on pairs of answers, under TRL's names."""
+ROUTING_NUMBERS = tuple(name for name in _FORMATS if name.startswith("experts/"))
+"""Numbers of a step of a mixture of experts: a fixed few, as SageMaker takes 40 metrics of a job."""
 _MACHINE_FORMATS = {
     "cpu": ".4f", "memory": ".4f", "disk": ".4f", "net_in": ".0f", "net_out": ".0f", "disk_read": ".0f",
     "disk_write": ".0f", "device": ".4f", "device_memory": ".4f",

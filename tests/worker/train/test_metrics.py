@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 import smtrain
+from smtrain.core.demo.inputs import save_tokenizer
 from smtrain.core.protocol.log_lines import MACHINE_NUMBERS, machine_line, step_line, step_record
-from smtrain.worker.engine.base import PairMetrics, ParameterNorms, Scaling, StepResult
+from smtrain.worker.engine.base import PairMetrics, ParameterNorms, RoutingMetrics, Scaling, StepResult
 from smtrain.worker.train.metrics import MetricsLog
 from smtrain.worker.train.validation import ValidationResult
 
@@ -19,6 +20,11 @@ ROLE = "arn:aws:iam::111122223333:role/r"
 RUN: dict[str, Any] = {
     "total_steps": 10, "first_step": 1, "samples": 0, "seq_len": 512, "ramp": False, "flops_per_token": 1e9,
     "peak": 1e15,
+}  # fmt: skip
+MIXTRAL: dict[str, Any] = {
+    "model_type": "mixtral", "vocab_size": 300, "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2,
+    "max_position_embeddings": 64, "router_aux_loss_coef": 0.02,
 }  # fmt: skip
 
 
@@ -139,3 +145,31 @@ def test_half_a_line_of_a_full_disk_does_not_spoil_the_next_run(tmp_path: Path) 
     log.log(2, StepResult(1.0, 1.0), 1e-4, 0.0, range(8, 16))
     log.close()
     assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [1, 2]
+
+
+@pytest.mark.parametrize("named", ["folder", "s3"])
+def test_the_numbers_of_a_router_are_metrics_of_a_mixtures_job(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], named: str
+) -> None:
+    """By the model's config.json; by the config's keys if the model is elsewhere."""
+    routing = RoutingMetrics(2.0625, 0.9375, ((0.5, 1.5, 1.25, 0.75),), 2, 0.125)
+    log = MetricsLog(tmp_path / "out", **RUN)
+    log.log(1, StepResult(2.5, 0.25, routing=routing), 1.5e-4, 0.0, range(8))
+    log.close()
+    (line,) = capsys.readouterr().out.splitlines()
+    save_tokenizer(["one two three"], tmp_path / "model", vocabulary=300, end="<end>")
+    (tmp_path / "model/config.json").write_text(json.dumps(MIXTRAL))
+    request = smtrain.request(
+        target="aws",
+        model={"path": str(tmp_path / "model") if named == "folder" else "s3://bucket/model", "init": "scratch"},
+        data={"prepared": "s3://bucket/data"}, train={"engine": "native", "seq_len": 32},
+        parallel={"ep": 1 if named == "folder" else 2},
+        compute={"instance_type": "ml.p5.48xlarge", "region": "us-west-2", "role": ROLE},
+        output={"s3_uri": "s3://bucket/out"},
+    )  # fmt: skip
+    found = {
+        definition["Name"].removeprefix("train:"): [float(number) for number in re.findall(definition["Regex"], line)]
+        for definition in request["AlgorithmSpecification"]["MetricDefinitions"]
+    }
+    assert {name: [number] for name, number in routing.numbers().items()}.items() <= found.items()
+    assert found["loss"] == [2.5]
