@@ -92,6 +92,14 @@ MACHINES = (
         both(write("model/config.json", {**MIXTRAL, "num_local_experts": 3}), {"parallel.pp": 1, "parallel.ep": 3}),
         "parallel.ep: 3 must divide dp = 2",
         "ep = 1 would do",
+        (", or a divisor of both it and the experts", {"parallel.ep": 1}),
+    ),
+    case(
+        "local",
+        both(write("model/config.json", MIXTRAL), {"parallel": {"dp": 3, "ep": 3}, "train.global_batch_size": 9}),
+        "parallel.dp: tp x pp x dp = 3, but the processes are",
+        "dp = 4, ep = 1 and train.global_batch_size = 12 would do",
+        more=True,
     ),
     case(
         "gpu",
@@ -1389,7 +1397,47 @@ MODEL = (
         "local",
         both(write("model/config.json", {**MIXTRAL, "num_local_experts": 3}), {"parallel.pp": 1, "parallel.ep": 2}),
         "parallel.ep = 2 does not divide the 3 experts of the model's layers",
+        "ep = 1 would do",
     ),
+    case(  # heads, units of the experts, and experts at once
+        "local",
+        both(
+            write("model/config.json", {**MIXTRAL, "num_local_experts": 3, "intermediate_size": 33}),
+            {"parallel": {"tp": 2, "pp": 1, "dp": 2, "ep": 2}},
+        ),
+        "parallel.tp = 2 does not divide the 33 units",
+        "tp = 1, ep = 1 and dp = 4 would do",
+        more=True,
+    ),
+    case(
+        "gpu",
+        both(
+            write("model/config.json", {**MIXTRAL, "num_local_experts": 6}),
+            {"parallel": {"ep": 8}, "train.global_batch_size": 8},
+        ),
+        "parallel.ep = 8 does not divide the 6 experts",
+        "ep = 2 would do",
+    ),
+    case(  # a batch that only few meshes divide
+        "gpu",
+        both(
+            shape(num_attention_heads=4, num_key_value_heads=4),
+            {"parallel": {"tp": 8}, "train.global_batch_size": 1},
+        ),
+        "parallel.tp = 8 does not divide the model's 4 attention heads",
+        "tp = 4 and pp = 2 would do",
+        more=True,
+    ),
+    case(
+        "gpu",
+        both(
+            shape(num_attention_heads=1, num_key_value_heads=1, num_hidden_layers=1),
+            {"parallel": {"tp": 8}, "train.global_batch_size": 1},
+        ),
+        "parallel.tp = 8 does not divide the model's 1 attention heads",
+        "tp = 1 and train.global_batch_size = 8 would do",
+    ),
+    case("local", shape(num_hidden_layers=1), "parallel.pp = 2 is more than the model's 1 layers", "pp = 1 would do"),
     case(
         "local",
         both(
@@ -1403,6 +1451,7 @@ MODEL = (
         "local",
         write("model/config.json", {**MIXTRAL, "intermediate_size": 33}),
         "parallel.tp = 2 does not divide the 33 units of the model's experts",
+        "tp = 1 would do",
     ),
     *(
         case("local", change, "a llama model has no experts", "leave it out")

@@ -67,10 +67,10 @@ def read(way: str, key: str) -> Values:
         return {key: yaml.safe_load(found[1])}
     if found := re.fullmatch(r"(?:take|choose) (ml\.\S+)", way):
         return {"compute.instance_type": found[1], "compute.processes_per_instance": OUT}
+    if found_all := re.findall(r"\b(tp|pp|dp|cp|ep|train\.\w+) = (\d+)", way):
+        return {name if "." in name else f"parallel.{name}": int(number) for name, number in found_all}
     if found := re.fullmatch(r"(?:\w+ = )?(\d+)(?: s)?(?: or| would do)", way):
         return {key: int(found[1])}
-    if found_all := re.findall(r"\b(tp|pp|dp) = (\d+)", way):
-        return {f"parallel.{degree}": int(number) for degree, number in found_all}
     if re.fullmatch(r"leave it out.*", way):
         return {key: OUT}
     raise ValueError(f"{way!r} cannot be read; say what it changes")

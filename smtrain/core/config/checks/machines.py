@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from math import gcd
 
+from smtrain.core.config.checks.mesh import BATCH, given_batch, would_do
 from smtrain.core.config.checks.pai import pai_faults
 from smtrain.core.config.checks.rule import ConfigRule as Rule
 from smtrain.core.config.checks.rule import Fault, all_set, broken
@@ -53,13 +54,21 @@ def _wrong_dp(config: JobConfig) -> str:
     mesh, world = _mesh(config), config.world_size
     long = config.parallel.cp > 1
     others = "tp, pp, cp" if long else "tp, pp"
-    remedy = f"dp = {world // mesh} would do" if world % mesh == 0 else f"change {others} or compute"
+    remedy = _spread(config, {}, world // mesh) if world % mesh == 0 else f"change {others} or compute"
     if way := _on_torus(config):
-        one = ", cp = 1" if long else ""
-        remedy = f"tp = {way[0]}, pp = {way[1]}{one} and dp = {world // (way[0] * way[1])} would do"
+        tp, pp = way
+        remedy = _spread(config, {"tp": tp, "pp": pp, **({"cp": 1} if long else {})}, world // (tp * pp))
     product = mesh * (config.parallel.dp or 1)
     factors = "tp x pp x cp x dp" if long else "tp x pp x dp"
     return f"parallel.dp: {factors} = {product}, but the processes are {_processes(config)}; {remedy}"
+
+
+def _spread(config: JobConfig, degrees: dict[str, int], dp: int) -> str:
+    """The remedy of `degrees` with this dp, and with the ep and batch that it takes if the config's do not fit."""
+    parallel, batch = config.parallel, given_batch(config) or 0
+    ep, unit = gcd(parallel.ep, dp * degrees.get("cp", parallel.cp)), dp * parallel.micro_batch_size
+    degrees = {**degrees, "dp": dp, **({"ep": ep} if ep != parallel.ep else {})}
+    return would_do({**degrees, **({BATCH: -(-batch // unit) * unit} if batch % unit else {})})
 
 
 def _not_divided(config: JobConfig) -> str:
@@ -107,7 +116,7 @@ MESH = (
          _wrong_batch),
     Rule(f"{_MESH} parallel.ep", lambda c: mesh_fits(c) and c.shards % c.parallel.ep,
          lambda c: f"parallel.ep: {c.parallel.ep} must divide dp{' x cp' if c.parallel.cp > 1 else ''} = {c.shards}, "
-                   f"whose processes divide the experts; ep = {gcd(c.parallel.ep, c.shards)} would do"),
+                   f"whose processes divide the experts; ep = 1 would do, or a divisor of both it and the experts"),
     Rule("train.seq_len parallel.tp parallel.cp parallel.sequence_parallel",
          lambda c: c.parallel.sequence_parallel and c.parallel.cp == 1 and c.train.seq_len % c.parallel.tp,
          lambda c: f"train.seq_len: {c.train.seq_len} cannot be cut over tp = {c.parallel.tp} for "

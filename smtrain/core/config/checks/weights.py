@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.core.config.checks.data import tokenizer_faults
+from smtrain.core.config.checks.machines import MESH
+from smtrain.core.config.checks.mesh import mesh_instead
 from smtrain.core.config.checks.rule import ConfigRule as Rule
 from smtrain.core.config.checks.rule import Fault, broken
+from smtrain.core.config.checks.train import TRAIN, engine_faults
 from smtrain.core.config.schema import JobConfig
 from smtrain.core.config.training import RopeSection
 from smtrain.core.errors import ConfigError, Sentence, SmtrainError, first_line
@@ -313,8 +316,19 @@ def shape_faults(config: JobConfig, described: dict[str, object]) -> Iterator[Fa
                     yield {"model.path", "train.adapter.targets", "parallel.pp"}, fault
         except ConfigError as error:
             yield {"model.path", "train.adapter.targets"}, error.faults[0]
-    for fault in mesh_faults:
-        yield {"model.path", "parallel.tp", "parallel.pp", "parallel.ep"}, fault
+    if mesh_faults:
+        remedy = mesh_instead(config, shape, lambda other: _other_faults(other, described))
+        for fault in mesh_faults:
+            more = "" if "; " in fault else f"; {remedy}"
+            yield {"model.path", "parallel.tp", "parallel.pp", "parallel.ep"}, fault + more
+
+
+def _other_faults(config: JobConfig, described: dict[str, object]) -> Iterator[str]:
+    """The faults of the rules that a mesh may break."""
+    shape, parallel = normalise(described).shape, config.parallel
+    yield from (text for _, text in (*broken((*MESH, *TRAIN), config), *engine_faults(config)))
+    if not shape.mesh_faults(parallel.tp, parallel.pp, parallel.ep, cp=parallel.cp):
+        yield from (text for _, text in shape_faults(config, described))
 
 
 def _expert_faults(config: JobConfig, shape: ModelShape) -> Iterator[Fault]:
