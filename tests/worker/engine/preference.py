@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from smtrain.core.model.families import ModelShape
 from smtrain.core.model.lora import Lora, targets_of
 from smtrain.worker.checkpoint.open import open_weights
 from smtrain.worker.engine.base import OptimizerOptions, ParallelOptions, PreferenceOptions
 from smtrain.worker.engine.native import NativeEngine
+from tests.worker.engine import cases
 
 GOLDEN = Path(__file__).parents[1] / "golden_dpo"
 KINDS: dict[str, dict[str, Any]] = {
@@ -114,6 +117,54 @@ def stepped(e: NativeEngine, packed: int, references: torch.Tensor, which: range
         assert before.tokens == sum(map(len, rows))
         assert before.correct == round(result.pairs.accuracy * before.tokens)
         out.append({"loss": result.loss, "grad_norm": result.grad_norm, **result.pairs.numbers()})
+    return out
+
+
+def mixture_steps(rank: int, config: dict[str, Any], options: ParallelOptions, packed: int) -> list[dict[str, float]]:
+    """The golden pairs with a mixture of experts: loss, gradient norm, metrics and auxiliary loss of each step."""
+    source: Any = cases.Memory(config, cases.weights(config))
+    e = NativeEngine(config, options, OPTIMIZER, source, 0, None, PreferenceOptions())
+    references, out = references_of(e, packed, LIMIT * 2 * packed), []
+    for step in range(STEPS):
+        rows = rows_of(step, packed)
+        share = len(rows) // e.dp_size
+        mine = rows[e.dp_rank * share : (e.dp_rank + 1) * share]
+        ids, labels, segments, numbers = batch(mine, references, LIMIT * 2 * packed, packed)
+        result = e.step(ids, labels, 1e-3, segments, numbers)
+        assert result.pairs is not None
+        assert result.routing is not None
+        numbers_of = {"loss": result.loss, "grad_norm": result.grad_norm, "aux": result.routing.aux_loss}
+        out.append({**numbers_of, **result.pairs.numbers()})
+    return out
+
+
+def plain_steps(rank: int, config: dict[str, Any]) -> list[dict[str, float]]:
+    """The sigmoid loss of Rafailov et al. 2023 (beta 0.1) by transformers and torch, an answer in each call."""
+    model = cases.transformers_model(config).eval()
+    reference, tokens = copy.deepcopy(model), expected()["tokens"]["explicit"]
+    adamw = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=OPTIMIZER.betas, eps=OPTIMIZER.eps, weight_decay=0.0)
+
+    def log_probability(of: Any, pair: int, answer: str) -> torch.Tensor:
+        prompt = tokens[pair]["prompt_ids"]
+        whole = torch.tensor([[*prompt, *tokens[pair][answer]][:LIMIT]])
+        logits = of(input_ids=whole[:, :-1], use_cache=False).logits.log_softmax(-1)
+        made: torch.Tensor = logits.gather(-1, whole[:, 1:, None])[0, len(prompt) - 1 :].sum()
+        return made
+
+    out = []
+    for step in range(STEPS):
+        pairs = [pair for row in rows_of(step, 1) for pair in row]
+        answers = [(pair, answer) for pair in pairs for answer in ("chosen_ids", "rejected_ids")]
+        made = [log_probability(model, *one) - log_probability(reference, *one).detach() for one in answers]
+        rewards = 0.1 * torch.stack(made).view(-1, 2)
+        loss = -F.logsigmoid(rewards[:, 0] - rewards[:, 1]).mean()
+        adamw.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), float("inf"))
+        adamw.step()
+        chosen, rejected = rewards.detach().mean(0).tolist()
+        out.append({"loss": float(loss.detach()), "grad_norm": float(norm), "rewards/chosen": chosen,
+                    "rewards/rejected": rejected})  # fmt: skip
     return out
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.worker.engine import preference
-from tests.worker.engine.cases import mesh
+from tests.worker.engine.cases import CONFIGS, mesh
 from tests.worker.engine.preference import KINDS, expected
 from tests.worker.engine.world import World
 
@@ -105,3 +106,27 @@ def test_another_reference_leaves_the_start_as_it_was(solo: World, tmp_path: Pat
     assert start == again
     assert start != other
     assert loss == pytest.approx(math.log(2), abs=1e-6)
+
+
+@pytest.mark.parametrize(("name", "text", "packed"), [
+    ("mixtral", "212 ep2", 2),
+    pytest.param("mixtral", "212 ep2 m1", 1, marks=pytest.mark.full),
+    pytest.param("qwen3_moe", "122 ep2 full", 2, marks=pytest.mark.full),
+    pytest.param("qwen3_moe", "114 ep4", 1, marks=pytest.mark.full),
+    pytest.param("gpt_oss", "212 ep2 sp", 2, marks=pytest.mark.full),
+])  # fmt: skip
+@pytest.mark.parametrize("aux", [0.0, pytest.param(0.02, marks=pytest.mark.full)])
+def test_divided_experts_learn_pairs_as_whole_ones(
+    name: str, text: str, packed: int, aux: float, solo: World, four: World
+) -> None:
+    """The same mesh without ep, and plain transformers, whose auxiliary loss would be that of other calls."""
+    config = {**CONFIGS[name], "router_aux_loss_coef": aux}
+    divided = four.run(preference.mixture_steps, config, mesh(text), packed)
+    assert all(rank == divided[0] for rank in divided)
+    whole = four.run(preference.mixture_steps, config, replace(mesh(text), ep=1), packed)
+    for ours, theirs in zip(divided[0], whole[0], strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-6, abs=1e-6)
+    assert divided[0][0]["loss"] == pytest.approx(math.log(2), abs=1e-6)
+    if not aux:
+        for ours, plain in zip(divided[0], solo.run(preference.plain_steps, config)[0], strict=True):
+            assert {key: ours[key] for key in plain} == pytest.approx(plain, rel=1e-5, abs=1e-5)
