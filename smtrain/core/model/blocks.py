@@ -40,6 +40,8 @@ class Role(Enum):
     EXPERTS_PAIRS = "third dimension by intermediate unit, gate and up of each side by side, for all experts (gpt-oss)"
     EXPERTS_PAIRS_BIAS = "second dimension by intermediate unit, gate and up of each side by side (gpt-oss)"
     EXPERTS_ROW = "second dimension by intermediate unit, for all experts (gpt-oss)"
+    EXPERTS_COLUMNS = "third dimension by intermediate unit, for all experts (LoRA)"
+    EXPERTS_GATE_UP = "second dimension by intermediate unit in each half, gate, then up, for all experts (LoRA)"
     EXPERTS_SUM = "whole on every rank, which sees its own part of the experts only: routers, biases of their sums"
     WHOLE = "whole on every rank"
     CONSTANT = "whole on every rank, stored and not trained (a buffer of transformers)"

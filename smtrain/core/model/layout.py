@@ -219,6 +219,8 @@ class Layout:
         if s.experts is not None and role in _EXPERTS:
             dim, each = _EXPERTS[role]
             return _units(dim, [t], each * s.experts.width // self.tp)
+        if s.experts is not None and role is Role.EXPERTS_GATE_UP:
+            return _units(1, [t, self.tp + t], s.experts.width // self.tp)
         if role is Role.GATE_UP:
             return _units(0, [t, self.tp + t], s.intermediate // self.tp)
         if role is Role.QKV_BLOCKS:
@@ -252,7 +254,7 @@ class Layout:
 
 _EXPERTS = {
     Role.EXPERT_COLUMN: (0, 1), Role.EXPERT_ROW: (1, 1),
-    Role.EXPERTS_PAIRS: (2, 2), Role.EXPERTS_PAIRS_BIAS: (1, 2), Role.EXPERTS_ROW: (1, 1),
+    Role.EXPERTS_PAIRS: (2, 2), Role.EXPERTS_PAIRS_BIAS: (1, 2), Role.EXPERTS_ROW: (1, 1), Role.EXPERTS_COLUMNS: (2, 1),
 }  # fmt: skip
 """The dimension that tensor parallelism cuts, and its rows or columns for each intermediate unit of an expert."""
 _DELTA = (Role.DELTA_QKV, Role.DELTA_ROWS, Role.DELTA_HEADS, Role.DELTA_COLUMNS)

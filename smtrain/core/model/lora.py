@@ -1,4 +1,4 @@
-"""LoRA (Hu et al. 2021, arXiv 2106.09685): the adapted linears and the two trained factors of each.
+"""LoRA (Hu et al. 2021, arXiv 2106.09685): the adapted linears and experts, and the two trained factors of each.
 
 A linear W gets two matrices, A [rank, in] and B [out, rank]; its output becomes W x + scale * B A x. A model's adapters
 have a shape of their own, so that layout, optimizer, checkpoints and planner treat them like a whole model. Pure data.
@@ -6,7 +6,7 @@ have a shape of their own, so that layout, optimizer, checkpoints and planner tr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from math import sqrt
@@ -21,6 +21,11 @@ ALL_LINEAR: Literal["all-linear"] = "all-linear"
 """peft's name for all linears of the decoder layers."""
 A, B = ".lora_A.weight", ".lora_B.weight"
 _COLUMNS_CUT = (Role.O, Role.ROW, Role.DELTA_COLUMNS)
+STACKED = ("experts.gate_up_proj", "experts.down_proj")
+"""Targets: matrices of all experts of a layer as transformers 5 has them, which peft calls target_parameters. Gate and
+up share their A."""
+_EACH = "experts.*."
+"""Begins targets that are linears of each expert, as transformers 4 has them; gate and up have an A each."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,7 @@ class Lora:
     alpha: float
     dropout: float = 0.0
     targets: tuple[str, ...] = ()
-    """Names of the adapted linears of a decoder layer, in the model's order."""
+    """Names of the adapted linears of a decoder layer, in the model's order; then of experts, as `expert_targets`."""
     rslora: bool = False
 
     @property
@@ -39,11 +44,22 @@ class Lora:
         """The factor of B A: alpha / rank, or alpha / sqrt(rank) (Kalajdzievski 2023, arXiv 2312.03732)."""
         return self.alpha / (sqrt(self.rank) if self.rslora else self.rank)
 
+    @property
+    def of_experts(self) -> tuple[str, ...]:
+        """The targets that are experts."""
+        return tuple(name for name in self.targets if name in STACKED or name.startswith(_EACH))
+
+    @property
+    def of_each_expert(self) -> bool:
+        """Whether experts are adapted as linears of their own, not as matrices of all experts."""
+        return any(name.startswith(_EACH) for name in self.targets)
+
 
 def linears(shape: ModelShape) -> tuple[str, ...]:
     """The names of the decoder layers' linears, in the model's order: `q_proj`, `k_proj`...
 
-    Routers and experts are left out, as in peft with transformers 5, which has no linear modules for them.
+    Routers and experts are left out, as in peft with transformers 5, which has no linear modules for them
+    (`expert_targets`).
     """
     specs = (s for kind in shape.kinds for s in kind.layer if _is_linear(s) and not s.turned)
     return tuple(dict.fromkeys(s.name.removesuffix(".weight").rpartition(".")[2] for s in specs))
@@ -53,26 +69,86 @@ def _is_linear(spec: Spec) -> bool:
     return len(spec.shape) == 2 and not spec.of_experts and spec.role is not Role.EXPERTS_SUM
 
 
+def expert_targets(shape: ModelShape) -> tuple[str, ...]:
+    """The targets that adapt a model's experts.
+
+    Linears of each expert have the names of other layers' linears in a model that also has layers without experts; its
+    experts can be adapted as matrices of all experts only.
+    """
+    names = shape.rules.experts
+    if shape.experts is None or names is None:
+        return ()
+    return STACKED if names.stacked or shape.sparse else (*STACKED, *(_EACH + part for part in names.parts))
+
+
 def targets_of(shape: ModelShape, targets: Sequence[str]) -> tuple[str, ...]:
-    """The linears that `asked` names, in the model's order. Raises `ConfigError` for an unknown name."""
-    known = linears(shape)
-    if not known:
+    """The adapted linears and experts that `targets` name, in the model's order.
+
+    Raises `ConfigError` for a name that the model lacks.
+    """
+    plain, experts = linears(shape), expert_targets(shape)
+    if not plain:
         raise ConfigError(
             f"train.adapter: the linears of {with_article(shape.family)} model are stored with their inputs first "
             "(Conv1D), for which smtrain has no adapters; leave train.adapter out",
             code="config.combination",
         )
-    if tuple(targets) == (ALL_LINEAR,):
-        return known
-    lost = [name for name in targets if name not in known]
+    stacked = any(_of_experts(name, STACKED) for name in targets)
+    found = {name: _named(name, plain, experts, stacked) for name in targets}
+    lost = [name for name, its in found.items() if not its]
     if lost or not targets:
         shown = f"{', '.join(map(repr, lost))} matches no linear layer" if lost else "names no linear layer"
+        each = ", ".join(name.removeprefix(_EACH) for name in experts if name.startswith(_EACH))
+        of_experts = f", for experts {', '.join(STACKED)}" + f" (or {each})" * bool(each) if experts else ""
         raise ConfigError(
             f"train.adapter.targets: {shown} of {with_article(shape.family)} model; take {ALL_LINEAR} or some of "
-            f"{', '.join(known)}",
+            f"{', '.join(plain)}{of_experts}",
             code="config.combination",
         )
-    return tuple(name for name in known if name in targets)
+    taken = {name for its in found.values() for name in its}
+    _refuse_half(shape, taken)
+    return tuple(name for name in (*plain, *experts) if name in taken)
+
+
+def _named(name: str, plain: Sequence[str], experts: Sequence[str], stacked: bool) -> tuple[str, ...]:
+    """The targets that a user's `name` means; of two kinds of experts the one in which others are `stacked`."""
+    if name == ALL_LINEAR:
+        return tuple(plain)
+    if name in plain or name in experts:
+        return (name,)
+    if _EACH + name in experts and not (stacked and "experts." + name in STACKED):
+        return (_EACH + name,)
+    return tuple(target for target in experts if target in STACKED and _of_experts(name, (target,)))
+
+
+def _of_experts(name: str, targets: Sequence[str]) -> bool:
+    """Whether `name` is the end of one of the names of `targets` in a block, as peft compares target_parameters.
+
+    A plain down_proj is not taken for one here, as linears have that name too.
+    """
+    return any(f".mlp.{target}".endswith(f".{name}") for target in targets if name != "down_proj")
+
+
+def _refuse_half(shape: ModelShape, taken: set[str]) -> None:
+    """Raise `ConfigError` for experts in two forms, and for gate or up without the other."""
+    names = shape.rules.experts
+    each = {name.removeprefix(_EACH) for name in taken if name.startswith(_EACH)}
+    if not each or names is None:
+        return
+    if taken & {*STACKED}:
+        raise ConfigError(
+            f"train.adapter.targets: experts are named as matrices of all ({', '.join(sorted(taken & {*STACKED}))}) "
+            f"and as linears of each ({', '.join(sorted(each))}); leave out the linears",
+            code="config.combination",
+        )
+    half = [part for part in names.parts[:2] if part in each]
+    if len(half) == 1:
+        other = next(part for part in names.parts[:2] if part not in each)
+        raise ConfigError(
+            f"train.adapter.targets: {half[0]} of experts needs {other} too, because peft with transformers 5 reads "
+            "only both; name both",
+            code="config.combination",
+        )
 
 
 @dataclass(frozen=True)
@@ -104,7 +180,23 @@ class AdapterShape(ModelShape):
                 rows, (width, into) = spec.role not in _COLUMNS_CUT, spec.shape
                 out.append(Spec(module + A, Role.FACTOR if rows else spec.role, (self.lora.rank, into)))
                 out.append(Spec(module + B, spec.role if rows else Role.FACTOR, (width, self.lora.rank)))
-        return tuple(out)
+        return (*out, *self._of_experts())
+
+    def _of_experts(self) -> Iterator[Spec]:
+        """Both factors of every adapted matrix of the experts, [E, rank, in] and [E, out, rank]."""
+        sizes, names = self.experts, self.rules.experts
+        if sizes is None or names is None:
+            return
+        f, h, gate_up = sizes.width, self.hidden, Role.EXPERTS_PAIRS_BIAS if names.stacked else Role.EXPERTS_GATE_UP
+        for target in self.lora.of_experts:
+            leaf = target.rpartition(".")[2]
+            down = leaf in (names.parts[2], "down_proj")
+            into, width = (f, h) if down else (h, 2 * f if target in STACKED else f)
+            row = Role.EXPERTS_ROW if target not in STACKED else gate_up
+            roles = (Role.EXPERTS_COLUMNS, Role.FACTOR) if down else (Role.FACTOR, row)
+            module, count, rank = f"{names.path}.{leaf}", sizes.count, self.lora.rank
+            yield Spec(module + A, roles[0], (count, rank, into), stacked=True)
+            yield Spec(module + B, roles[1], (count, width, rank), stacked=True)
 
     @cached_property
     def _ends(self) -> tuple[list[Spec], list[Spec]]:  # type: ignore[override]

@@ -17,7 +17,7 @@ import numpy as np
 from smtrain.core.errors import CheckpointError
 from smtrain.core.model.families import FAMILIES, ModelShape
 from smtrain.core.model.hf_folder import folder_of
-from smtrain.core.model.lora import A, B
+from smtrain.core.model.lora import STACKED, A, B
 from smtrain.core.model.text_part import text_name
 from smtrain.worker.checkpoint import dtypes
 from smtrain.worker.checkpoint.dtypes import FLOATS, Bits, DType
@@ -46,7 +46,6 @@ _NOT_PLAIN = {
     "lora_bias": "trained biases (lora_bias)",
     "modules_to_save": "layers trained whole (modules_to_save)",
     "trainable_token_indices": "trained token embeddings (trainable_token_indices)",
-    "target_parameters": "factors of parameters that are no linear layers (target_parameters)",
     "layer_replication": "replicated layers (layer_replication)",
     "alora_invocation_tokens": "Activated LoRA, which cannot be merged",
     "velora_config": "VeLoRA",
@@ -83,8 +82,8 @@ class Adapter:
     """A whole adapter. Factors in fp32 stay in their file; others are held in memory, little next to one layer."""
 
     location: Place
-    factors: Mapping[str, Factor]
-    """Name of the base parameter in Hugging Face files -> its factors."""
+    factors: Mapping[str, Factor | tuple[Factor, ...]]
+    """Name of the base parameter in Hugging Face files -> its factors; those of each expert if it has all of them."""
     base: str | None
     """Digest of the weights that it was trained on, if it is known."""
     stamp: Any
@@ -134,8 +133,13 @@ def open_adapter(path: Path | str, shape: ModelShape) -> Adapter:
         name: _numbers(source.bits(name, [(0, n) for n in source.shape(name)]), source.dtype(name), name, location)
         for name in source.names()
     }
-    weights = [name.removesuffix(A) for name in numbers if name.endswith(A)]
-    pairs = {f"{w}.weight": Factor(numbers[w + A], numbers[w + B], lora.scale) for w in weights}
+    pairs: dict[str, Factor | tuple[Factor, ...]] = {}
+    for module in (name.removesuffix(A) for name in numbers if name.endswith(A)):
+        a, b = numbers[module + A], numbers[module + B]
+        if a.ndim == 3:
+            pairs |= _of_experts(shape, module, a, b, lora.scale)
+        else:
+            pairs[f"{module}.weight"] = Factor(a, b, lora.scale)
     extension = source.config if source.extended else None
     return _fitting(Adapter(source.location, pairs, source.manifest.base, source.stamp(), extension), shape)
 
@@ -154,29 +158,78 @@ def _of_peft(location: Place, shape: ModelShape) -> Adapter:
                 "floating-point numbers."
             )
         parts.setdefault(module, {})[kind] = _numbers(slab.whole(), slab.dtype, name, location)
-    factors = {}
+    factors: dict[str, Factor | tuple[Factor, ...]] = {}
     for module, both in parts.items():
         if set(both) != {A, B}:
             raise CheckpointError(
                 f"{location}/{WEIGHTS} has only one factor of {module[:200]}; save the adapter again."
             )
+        stacked = _stacked(module, config, shape)
+        module, count = stacked or (module, 1)
         rank = _pattern(config["rank_pattern"], module, config["r"])
-        if both[A].shape[0] != rank or both[B].shape[1] != rank:
+        if both[A].shape[0] != rank * count or both[B].shape[1] != rank * count:
             raise CheckpointError(
-                f"{location}: the factors of {module[:200]} have rank {both[A].shape[0]} and {both[B].shape[1]}, and "
-                f"{CONFIG} says {rank}; copy both files from the same adapter.",
+                f"{location}: the factors of {module[:200]} have rank {both[A].shape[0] // count} and "
+                f"{both[B].shape[1] // count}, and {CONFIG} says {rank}; copy both files from the same adapter.",
                 code="checkpoint.other_model",
             )
         alpha = _pattern(config["alpha_pattern"], module, config["lora_alpha"])
+        scale = alpha / (sqrt(rank) if config["use_rslora"] else rank)
+        if stacked:
+            a = both[A].reshape(count, rank, -1)
+            b = both[B].reshape(-1, rank, count).transpose(2, 0, 1)
+            factors |= _of_experts(shape, module, a, b, scale)
+            continue
         name = f"{module}.weight"
         name = text_name(name, shape.rules.prefix) or name  # of an adapter of the whole multimodal model
-        factors[shape.file_name(name)] = Factor(
-            both[A], both[B], alpha / (sqrt(rank) if config["use_rslora"] else rank)
-        )
+        factors[shape.file_name(name)] = Factor(both[A], both[B], scale)
     if not factors:
         raise CheckpointError(f"{location}/{WEIGHTS} holds no factors; save the adapter again.")
     base = safetensors.metadata(location, WEIGHTS).get(BASE) if WEIGHTS in location.files() else None
     return _fitting(Adapter(location, factors, base, location.stamp()), shape)
+
+
+def _stacked(module: str, config: Mapping[str, Any], shape: ModelShape) -> tuple[str, int] | None:
+    """The matrix of all experts that a module's factors adapt, by transformers' name, and its number of experts.
+
+    peft wraps one parameter in another: the inner one, which the module has first, is in `base_layer`. None for a
+    module that is a linear.
+    """
+    path, _, inner = module.rpartition(".")
+    path = path if inner == "base_layer" else module
+    if shape.experts is None or not path.endswith("mlp.experts"):
+        return None
+    named = [name for name in STACKED for target in config["target_parameters"] if _ends(f"mlp.{name}", target)]
+    leaf = (named[0] if inner == "base_layer" else named[-1]) if named else STACKED[-1]
+    return f"{path}.{leaf.rpartition('.')[2]}", shape.experts.count
+
+
+def _ends(name: str, target: str) -> bool:
+    """Whether one of the two names ends with the other, as of a block's part and of the whole path."""
+    return f".{name}".endswith(f".{target}") or f".{target}".endswith(f".{name}")
+
+
+def _of_experts(
+    shape: ModelShape, module: str, a: Bits, b: Bits, scale: float
+) -> dict[str, Factor | tuple[Factor, ...]]:
+    """The factors of the parameters in files that a matrix of all experts consists of.
+
+    `a` is [E, rank, in] and `b` [E, out, rank]; `module` its name in transformers, or the path of experts in files with
+    the name of a linear that each has.
+    """
+    names = shape.rules.experts
+    assert names is not None
+    path, _, leaf = module.rpartition(".")
+    if names.stacked:  # stored with its inputs first; transformers 4 let peft take them for the outputs
+        wanted = next((s.shape for s in shape.specs if s.name == module), None)
+        if wanted is not None and (b.shape[1], a.shape[2]) == wanted[1:] and a.shape[2] != wanted[1]:
+            return {module: tuple(Factor(one, other, scale) for one, other in zip(a, b, strict=True))}
+        return {module: tuple(Factor(other.T, one.T, scale) for one, other in zip(a, b, strict=True))}
+    path = path.removesuffix("mlp.experts") + names.path if path.endswith("mlp.experts") else path
+    gate, up, down = names.parts
+    halves = [(gate, b[:, : b.shape[1] // 2]), (up, b[:, b.shape[1] // 2 :])]
+    parts = halves if leaf == "gate_up_proj" else [(down if leaf == "down_proj" else leaf, b)]
+    return {f"{path}.{j}.{part}.weight": Factor(a[j], rows[j], scale) for part, rows in parts for j in range(len(a))}
 
 
 def _config(location: Place) -> dict[str, Any]:
@@ -203,6 +256,7 @@ def _config(location: Place) -> dict[str, Any]:
             "path_initial_model_for_weight_conversion)."
         )
     config = {"r": 8, "lora_alpha": 8, "use_rslora": False, **stored}
+    config["target_parameters"] = _names(stored.get("target_parameters") or [], location)
     for key in ("rank_pattern", "alpha_pattern"):
         config[key] = stored.get(key) or {}
         valid = isinstance(config[key], dict) and all(_is_number(n) for n in config[key].values())
@@ -216,6 +270,12 @@ def _config(location: Place) -> dict[str, Any]:
         if not _is_number(config[key]):
             raise CheckpointError(f"{location}/{CONFIG} has {key} {config[key]!r}; it must be a number above 0.")
     return config
+
+
+def _names(value: Any, location: Place) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise CheckpointError(f"{location}/{CONFIG} has target_parameters {value!r}; it must be a list of names.")
+    return value
 
 
 def _is_number(value: Any) -> bool:
@@ -266,7 +326,9 @@ def _fitting(adapter: Adapter, shape: ModelShape) -> Adapter:
                 f"{adapter.location} adapts {head}, which this model shares with its embedding, and merging would "
                 "change both; keep the adapter next to the model."
             )
-        adapted = (factor.b.shape[0], factor.a.shape[1])
+        one = factor[0] if isinstance(factor, tuple) else factor
+        count = (len(factor),) if isinstance(factor, tuple) else ()
+        adapted = (*count, one.b.shape[0], one.a.shape[1])
         if name not in specs or specs[name].shape != adapted:
             has = f"is {list(specs[name].shape)} there" if name in specs else "is not there"
             raise CheckpointError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ import numpy as np
 from smtrain.core.errors import CheckpointError
 from smtrain.core.model.extension import with_rope_of
 from smtrain.worker.checkpoint import dtypes
-from smtrain.worker.checkpoint.adapter import BASE, CONFIG, WEIGHTS, Adapter
+from smtrain.worker.checkpoint.adapter import BASE, CONFIG, WEIGHTS, Adapter, Factor
 from smtrain.worker.checkpoint.digest import weights_digest
-from smtrain.worker.checkpoint.dtypes import Bits
+from smtrain.worker.checkpoint.dtypes import Bits, DType
 from smtrain.worker.checkpoint.huggingface import safetensors
 from smtrain.worker.checkpoint.open import open_weights
 from smtrain.worker.checkpoint.sources import WeightSource, Wrapped
@@ -83,21 +84,16 @@ class Merged(Wrapped):
 
     def bits(self, name: str, bounds: Bounds, tally: Tally | None = None) -> Bits:
         bits = self._source.bits(name, bounds, tally)
-        factor = self._adapter.factors.get(name)
-        if factor is None:
+        factors = self._adapter.factors.get(name)
+        if factors is None:
             return bits
-        dtype, (rows, columns) = self._source.dtype(name), tuple(bounds)
-        wide = "<f8" if dtype == dtypes.FP64 else "<f4"  # the type to add in
-        merged, largest = np.empty(bits.shape, bits.dtype), 0.0
-        with np.errstate(all="ignore"):  # overflow becomes infinity
-            for few in dtypes.cached_rows(bits):
-                before, after = (dtypes.room(kind, bits[few].shape, wide) for kind in ("before", "after"))
-                dtypes.widen(bits[few], dtype, before)
-                delta = factor.delta((rows[0] + few.start, rows[0] + few.stop), columns)
-                dtypes.narrow(np.add(before, delta, out=after), dtype, merged[few])
-                dtypes.widen(merged[few], dtype, after)
-                after -= before
-                largest = max(largest, float(after.max(initial=0.0)), -float(after.min(initial=0.0)))
+        dtype, merged, largest = self._source.dtype(name), np.empty(bits.shape, bits.dtype), 0.0
+        if isinstance(factors, tuple):
+            (first, last), *inside = bounds
+            for at, factor in enumerate(factors[first:last]):
+                largest = max(largest, _add(bits[at], dtype, factor, inside, merged[at]))
+        else:
+            largest = _add(bits, dtype, factors, bounds, merged)
         with self._lock:
             self._largest[name] = max(largest, self._largest.get(name, 0.0))
         return merged
@@ -111,9 +107,12 @@ class Merged(Wrapped):
         Raises `CheckpointError` if no number differs: a merge that changes nothing is a mistake.
         """
         for name in sorted(self._adapter.factors.keys() - self._largest.keys()):  # those written before an interruption
-            rows, columns = self.shape(name)
-            for start in range(0, rows, step := max(1, _BLOCK // columns)):
-                self.bits(name, [(start, min(start + step, rows)), (0, columns)])
+            *stack, rows, columns = self.shape(name)
+            step = max(1, _BLOCK // columns)
+            for at, start in product(range(*stack) if stack else (None,), range(0, rows, step)):
+                self.bits(
+                    name, [*([] if at is None else [(at, at + 1)]), (start, min(start + step, rows)), (0, columns)]
+                )
         changed = Changed(sum(n > 0 for n in self._largest.values()), max(self._largest.values()))
         if not changed.tensors:
             raise CheckpointError(
@@ -121,3 +120,20 @@ class Merged(Wrapped):
                 "small for the type of the weights; train longer."
             )
         return changed
+
+
+def _add(bits: Bits, dtype: DType, factor: Factor, bounds: Bounds, merged: Bits) -> float:
+    """Write a window of a matrix plus its factors' product into `merged`; returns the largest change of a number."""
+    rows, columns = bounds
+    wide = "<f8" if dtype == dtypes.FP64 else "<f4"  # the type to add in
+    largest = 0.0
+    with np.errstate(all="ignore"):  # overflow becomes infinity
+        for few in dtypes.cached_rows(bits):
+            before, after = (dtypes.room(kind, bits[few].shape, wide) for kind in ("before", "after"))
+            dtypes.widen(bits[few], dtype, before)
+            delta = factor.delta((rows[0] + few.start, rows[0] + few.stop), columns)
+            dtypes.narrow(np.add(before, delta, out=after), dtype, merged[few])
+            dtypes.widen(merged[few], dtype, after)
+            after -= before
+            largest = max(largest, float(after.max(initial=0.0)), -float(after.min(initial=0.0)))
+    return largest

@@ -77,7 +77,7 @@ class RandomFactors:
         shape = self._specs[name].shape
         whole = torch.zeros(shape)
         if not name.endswith(B):
-            bound = shape[1] ** -0.5
+            bound = shape[-1] ** -0.5
             whole.uniform_(-bound, bound, generator=_generator(self._seed, name))
         return whole if dim is None else whole.narrow(dim, start, (stop or shape[dim]) - start)
 

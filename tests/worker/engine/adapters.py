@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 
 from smtrain.core.model.families import ModelShape
 from smtrain.core.model.lora import AdapterShape, Lora, targets_of
+from smtrain.worker.checkpoint.huggingface.peft import peft_config
 from smtrain.worker.checkpoint.native.reader import NativeSource
 from smtrain.worker.engine.base import ParallelOptions
 from smtrain.worker.engine.initial import RandomFactors
@@ -85,17 +87,43 @@ def peft_model(config: dict[str, Any], adapter: Lora) -> Any:
     """peft's model with the factors that the engine begins with."""
     from peft import LoraConfig, get_peft_model
 
-    options = LoraConfig(
-        r=adapter.rank, lora_alpha=int(adapter.alpha), target_modules=list(adapter.targets), use_rslora=adapter.rslora,
-        task_type="CAUSAL_LM",
-    )  # fmt: skip
-    model = get_peft_model(cases.transformers_model(config), options)
-    start = RandomFactors(AdapterShape.of(ModelShape.from_config(config), adapter), SEED)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.requires_grad:
-                parameter.copy_(start.read(plain_name(name)))
+    shape = AdapterShape.of(ModelShape.from_config(config), adapter)
+    described = {k: v for k, v in peft_config(adapter, None, shape).items() if k in _SHARED}
+    model = get_peft_model(cases.transformers_model(config), LoraConfig(**described))
+    start = as_peft(config, adapter, RandomFactors(shape, SEED).read)
+    ones = as_peft(config, adapter, lambda name: torch.ones({s.name: s.shape for s in shape.specs}[name]))
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            with torch.no_grad():
+                parameter.copy_(start[plain_name(name)])
+            # Linears of each expert stay apart, as with transformers 4: peft makes them one, and would train all of it.
+            mask = ones[plain_name(name)]
+            parameter.register_hook(mask.mul)
     return model
+
+
+_SHARED = ("r", "lora_alpha", "target_modules", "target_parameters", "use_rslora", "task_type")
+
+
+def as_peft(config: dict[str, Any], adapter: Lora, read: Callable[[str], torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Factors, which `read` gives by our names, by those of peft's model and in its shapes."""
+    shape = AdapterShape.of(ModelShape.from_config(config), adapter)
+    both, out, held = len(adapter.of_experts) > 1, dict[str, torch.Tensor](), dict[str, list[torch.Tensor]]()
+    for spec in shape.specs:
+        if not spec.stacked:
+            out[spec.name] = read(spec.name)
+            continue
+        path, leaf, kind, _ = spec.name.rsplit(".", 3)
+        down = leaf in ("down_proj", "w2")
+        path = path.replace("block_sparse_moe", "mlp") + (".base_layer" if both and not down else "")
+        held.setdefault(f"{path}.{kind}.weight", []).append(read(spec.name))
+    for name, parts in held.items():  # gate and up with an A each: ranks one after another, and B block by block
+        if "lora_A" in name:
+            out[name] = torch.cat(parts, 1).flatten(0, 1)
+        else:
+            blocks = torch.stack([torch.block_diag(*each) for each in zip(*parts, strict=True)])
+            out[name] = blocks.permute(1, 2, 0).flatten(1)
+    return out
 
 
 def plain_name(name: str) -> str:
@@ -104,18 +132,25 @@ def plain_name(name: str) -> str:
 
 
 def peft(
-    rank: int, config: dict[str, Any], adapter: Lora, count: int = 3
+    rank: int, config: dict[str, Any], adapter: Lora, count: int = 3, samples: int = cases.BATCH, aux: float = 0.0
 ) -> tuple[list[tuple[float, float]], dict[str, Any]]:
-    """The same steps by peft and torch's AdamW, and the factors after them."""
+    """The same steps by peft and torch's AdamW, and the factors after them.
+
+    With `aux`, the auxiliary loss is that of each `samples` of a batch.
+    """
     model = peft_model(config, adapter)
     trained = {plain_name(n): p for n, p in model.named_parameters() if p.requires_grad}
 
     def backward(step: int) -> float:
         ids, labels = cases.batch(config, step)
-        logits = model(input_ids=ids, use_cache=False).logits
-        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
-        loss.backward()
-        return float(loss.detach())
+        total, labelled = 0.0, (labels != -100).sum()
+        for some, wanted in zip(ids.split(samples), labels.split(samples), strict=True):
+            made = model(input_ids=some, use_cache=False, **({"output_router_logits": True} if aux else {}))
+            loss = F.cross_entropy(made.logits.flatten(0, 1), wanted.flatten(), reduction="sum") / labelled
+            balance = aux * made.aux_loss * len(some) / len(ids) if aux else 0.0
+            (loss + balance).backward()
+            total += float(loss.detach())
+        return total
 
     out = cases.adamw_steps(list(trained.values()), backward, count, OPTIMIZER, RATE)
     return out, {name: p.detach().numpy() for name, p in trained.items()}

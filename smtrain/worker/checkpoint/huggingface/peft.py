@@ -9,15 +9,20 @@ from typing import Any
 
 from smtrain.core.errors import CheckpointError
 from smtrain.core.model.card import README
-from smtrain.core.model.layout import Layout
-from smtrain.core.model.lora import Lora
+from smtrain.core.model.families import ModelShape
+from smtrain.core.model.layout import Shard
+from smtrain.core.model.lora import STACKED, A, AdapterShape, B, Lora
 from smtrain.worker.checkpoint.adapter import BASE, CONFIG, PREFIX, WEIGHTS
 from smtrain.worker.checkpoint.conversion_plan import ConversionPlan
+from smtrain.worker.checkpoint.dtypes import Bits, DType
 from smtrain.worker.checkpoint.execute import execute
 from smtrain.worker.checkpoint.huggingface import safetensors
 from smtrain.worker.checkpoint.huggingface.companions import NOTHING, Carried
 from smtrain.worker.checkpoint.native.reader import NativeSource
+from smtrain.worker.checkpoint.sources import WeightSource, Wrapped
+from smtrain.worker.checkpoint.storage import Bounds
 from smtrain.worker.checkpoint.tensor_files import Job, Tensor, Write
+from smtrain.worker.checkpoint.tensor_ranges import Tally
 
 _HUB = re.compile(r"(hf|modelscope)://([^@]+)(?:@(.+))?")
 
@@ -45,26 +50,111 @@ def write_peft(
             "merge it into that model (smtrain convert MODEL NEW --to hf --merge-adapter CHECKPOINT).",
             code="checkpoint.other_model",
         )
-    layout = Layout(manifest.shape)
-    names = {f"{PREFIX}{spec.name}": spec.name for spec in layout.shape.specs}
-    tensors = {key: Tensor(source.dtype(name), source.shape(name)) for key, name in names.items()}
+    assert isinstance(manifest.shape, AdapterShape)
+    shown = PeftFactors(source, manifest.shape)
+    tensors = {name: Tensor(shown.dtype(name), shown.shape(name)) for name in shown.names()}
     container = safetensors.container(WEIGHTS, tensors, {BASE: manifest.base} if manifest.base else None)
-    ordered = sorted(names, key=container.offsets.__getitem__)
-    jobs: list[Job] = [(Write(key, (names[key],), (container,)),) for key in ordered]
+    ordered = sorted(tensors, key=container.offsets.__getitem__)
+    jobs: list[Job] = [(Write(name, (name,), (container,)),) for name in ordered]
     extras = dict(carried.files)
     if readme is not None:
         extras[README] = readme
-    extras[CONFIG] = (json.dumps(peft_config(lora, base), indent=2) + "\n").encode()
+    extras[CONFIG] = (json.dumps(peft_config(lora, base, manifest.shape), indent=2) + "\n").encode()
     execute(
-        source,
+        shown,
         target,
-        ConversionPlan(layout, [jobs], [container], extras, {"kind": "peft"}, (WEIGHTS, CONFIG)),
+        ConversionPlan(shown, [jobs], [container], extras, {"kind": "peft"}, (WEIGHTS, CONFIG)),
         overwrite,
     )
 
 
-def peft_config(lora: Lora, base: str | None) -> dict[str, Any]:
-    """adapter_config.json: the keys that every version of peft knows."""
+class PeftFactors(Wrapped):
+    """The factors of a checkpoint by the names and in the shapes that peft gives them.
+
+    Of a matrix of all experts (target_parameters) A is [E * rank, in], and B [out, rank * E] with the expert last; if
+    both matrices of a layer are adapted, gate_up_proj is the inner one, `base_layer`. Linears of each expert have
+    factors of their own.
+    """
+
+    def __init__(self, source: WeightSource, shape: AdapterShape) -> None:
+        super().__init__(source)
+        self._of: dict[str, tuple[str, int | None]] = {}
+        """peft's name -> ours, and the expert if it is one's only."""
+        lora, experts = shape.lora, shape.rules.experts
+        both = {*STACKED} <= {*lora.targets}
+        for spec in shape.specs:
+            if not spec.stacked or experts is None:
+                self._of[f"{PREFIX}{spec.name}"] = spec.name, None
+                continue
+            kind = A if spec.name.endswith(A) else B
+            path, _, leaf = spec.name.removesuffix(kind).rpartition(".")
+            if lora.of_each_expert:
+                self._of |= {f"{PREFIX}{path}.{j}.{leaf}{kind}": (spec.name, j) for j in range(spec.shape[0])}
+                continue
+            inner = ".base_layer" if both and leaf == "gate_up_proj" else ""
+            self._of[f"{PREFIX}{path.removesuffix(experts.path)}mlp.experts{inner}{kind}"] = spec.name, None
+
+    def names(self) -> list[str]:
+        return sorted(self._of)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        own, expert = self._of[name]
+        shape = self._source.shape(own)
+        if len(shape) == 2 or expert is not None:
+            return shape[-2:]
+        count, rows, columns = shape
+        return (count * rows, columns) if own.endswith(A) else (rows, columns * count)
+
+    def dtype(self, name: str) -> DType:
+        return self._source.dtype(self._of[name][0])
+
+    def bits(self, name: str, bounds: Bounds, tally: Tally | None = None) -> Bits:
+        own, expert = self._of[name]
+        shape = self._source.shape(own)
+        if len(shape) == 2:
+            return self._source.bits(own, bounds, tally)
+        if expert is not None:
+            matrix: Bits = self._source.bits(own, [(expert, expert + 1), *bounds])[0]
+            return matrix
+        (start, stop), columns = bounds
+        if own.endswith(A):
+            first, rank = start // shape[1], shape[1]
+            some = self._source.bits(own, [(first, -(-stop // rank)), (0, rank), columns])
+            return some.reshape(-1, some.shape[2])[start - first * rank : stop - first * rank]
+        some = self._source.bits(own, [(0, shape[0]), (start, stop), (0, shape[2])])
+        return some.transpose(1, 2, 0).reshape(stop - start, -1)[:, slice(*columns)]
+
+    def check(self, name: str, tally: Tally | None = None) -> None:
+        self._source.check(self._of[name][0])
+
+    def stored_with(self, name: str) -> tuple[str, ...]:
+        return (name,)
+
+    def seams(self, name: str) -> list[int]:
+        return []
+
+    def shard(self, name: str, tp_rank: int) -> Shard:
+        """The whole tensor: peft's file is not cut."""
+        return Shard()
+
+
+def peft_config(lora: Lora, base: str | None, shape: ModelShape) -> dict[str, Any]:
+    """adapter_config.json: the keys that every version of peft knows.
+
+    `target_parameters` is added for matrices of all experts, and for linears whose names peft would take for those of
+    experts. peft then has no dropout, also not for linears of experts with transformers 5, and an adapter with one
+    could not be loaded.
+    """
+    plain = [name for name in lora.targets if name not in lora.of_experts]
+    names, parameters = shape.rules.experts, [f"mlp.{name}" for name in lora.of_experts if name in STACKED]
+    if names is not None and shape.sparse:
+        parameters += [f"mlp.{name}.weight" for name in plain if name in names.parts]
+        plain = [name for name in plain if name not in names.parts]
+    if lora.of_each_expert:
+        plain += [name.rpartition(".")[2] for name in lora.of_experts]
+    # With transformers 5, peft doubles rank and alpha of linears of experts, which keeps alpha / rank only.
+    rslora = lora.rslora and not lora.of_each_expert
+    alpha = lora.alpha if rslora == lora.rslora else lora.scale * lora.rank
     hub = _HUB.fullmatch(base or "")
     return {
         "peft_type": "LORA",
@@ -72,10 +162,11 @@ def peft_config(lora: Lora, base: str | None) -> dict[str, Any]:
         "base_model_name_or_path": hub[2] if hub else base,
         "revision": hub[3] if hub and hub[1] == "hf" else None,  # peft asks the Hugging Face hub
         "r": lora.rank,
-        "lora_alpha": int(lora.alpha) if lora.alpha == int(lora.alpha) else lora.alpha,
-        "lora_dropout": lora.dropout,
-        "target_modules": sorted(lora.targets),
-        "use_rslora": lora.rslora,
+        "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
+        "lora_dropout": 0.0 if parameters or lora.of_experts else lora.dropout,
+        "target_modules": sorted(plain),
+        **({"target_parameters": sorted(parameters)} if parameters else {}),
+        "use_rslora": rslora,
         "use_dora": False,
         "bias": "none",
         "fan_in_fan_out": False,

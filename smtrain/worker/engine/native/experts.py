@@ -14,7 +14,7 @@ transformers keeps other modules in each major version; this one takes the same 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from transformers.activations import ACT2FN
 
 from smtrain.core.model.hf_config import HFConfig
 from smtrain.core.model.layout import Layout
+from smtrain.core.model.lora import A, B, Lora
 from smtrain.worker.engine.native.balance import Balance
 from smtrain.worker.engine.native.comm import ProcessMesh
 from smtrain.worker.engine.native.gradients import Trained
@@ -59,6 +60,7 @@ class Mixture(nn.Module):
         self._sizes, self._names, self._normalised = sizes, names, routing.normalised
         self._activation: Callable[[torch.Tensor], torch.Tensor] = ACT2FN[described.activation]
         self._exit: Callable[[torch.Tensor], torch.Tensor] = lambda x: x
+        self._factors: dict[str, ExpertFactors] = {}
         # Its shapes change with each step, so a compiler would make a graph for each of them.
         self.forward = torch.compiler.disable(self.forward)  # type: ignore[no-untyped-call, method-assign]
 
@@ -88,6 +90,12 @@ class Mixture(nn.Module):
             if not self._names.stacked:
                 first = experts.join(names, (per, first.shape[0] * len(names) // per, first.shape[1]))
             setattr(self, leaf, first)
+
+    def adapt(self, held: Mapping[str, nn.Parameter], lora: Lora) -> None:
+        """Add the factors of the experts that `lora` adapts; `held` has them by name."""
+        for leaf in (target.rpartition(".")[2] for target in lora.of_experts):
+            at = f"{self._prefix}{self._names.path}.{leaf}"
+            self._factors[leaf] = ExpertFactors(held[at + A], held[at + B], lora.scale)
 
     def leave_by(self, leave: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Set the function that sums the outputs of the tensor-parallel ranks."""
@@ -173,17 +181,39 @@ class Mixture(nn.Module):
 
     def _computed(self, rows: torch.Tensor, sizes: list[int]) -> torch.Tensor:
         """The outputs of this rank's experts for its blocks of rows."""
+
+        def adapted(leaf: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return self._factors[leaf](x, y, sizes) if leaf in self._factors else y
+
         if self._names.stacked:
             number = torch.arange(len(sizes), device=rows.device).repeat_interleave(
                 torch.tensor(sizes, device=rows.device)
             )
             both = _grouped(rows, self.gate_up, sizes, False) + self.gate_up_bias[number]
+            both = adapted("gate_up_proj", rows, both)
             gate, up = both[..., ::2].clamp(max=_LIMIT), both[..., 1::2].clamp(-_LIMIT, _LIMIT)
-            out = _grouped((up + 1) * (gate * torch.sigmoid(gate * _ALPHA)), self.down, sizes, False)
+            inner = (up + 1) * (gate * torch.sigmoid(gate * _ALPHA))
+            out = adapted("down_proj", inner, _grouped(inner, self.down, sizes, False))
             # Outputs are summed over the tensor-parallel ranks: one of them adds the bias.
             return out + self.down_bias[number] if self._mesh.tp_rank == 0 else out
-        gate, up = _grouped(rows, self.gate_up, sizes, True).chunk(2, -1)
-        return _grouped(self._activation(gate) * up, self.down, sizes, True)
+        both = adapted("gate_up_proj", rows, _grouped(rows, self.gate_up, sizes, True))
+        halves = zip(self._names.parts, both.chunk(2, -1), strict=False)
+        gate, up = (adapted(part, rows, half) for part, half in halves)
+        inner = self._activation(gate) * up
+        out = _grouped(inner, self.down, sizes, True)
+        return adapted("down_proj" if "down_proj" in self._factors else self._names.parts[2], inner, out)
+
+
+class ExpertFactors:
+    """A [e, rank, in] and B [e, out, rank] of one matrix of this rank's experts, or this rank's parts of them."""
+
+    def __init__(self, a: nn.Parameter, b: nn.Parameter, scale: float) -> None:
+        self._a, self._b, self._scale = a, b, scale
+
+    def __call__(self, x: torch.Tensor, y: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+        """`y`, the experts' products with their blocks of rows `x`, plus the products of the factors."""
+        a, b = self._a.to(x.dtype), self._b.to(x.dtype)
+        return y + _grouped(_grouped(x, a, sizes, True), b, sizes, True) * self._scale
 
 
 class _Moved(torch.autograd.Function):

@@ -56,7 +56,7 @@ class StageContents:
             precision=engine.options.precision if lora is None else "fp32",
             config=engine.config,
             flat=[[list(entry) for entry in t.entries] for t in tables],
-            shard=[-(-t.size // mesh.shards) for t in tables],
+            shard=[max(1, -(-t.size // mesh.shards)) for t in tables],
             files={},
             state=state,
             shapes={s.name: list(s.shape) for s in layout.shape.specs},
@@ -75,7 +75,7 @@ def load(engine: NativeEngine, checkpoint: Path, read: dict[str, int] | None) ->
 
 
 def _ep(engine: NativeEngine) -> int:
-    """The ranks that divide trained experts; adapters are divided like a model without."""
+    """The ranks that divide trained experts; 1 for adapters of other linears only."""
     return 1 if engine.optimizer.experts is None else engine.mesh.ep
 
 

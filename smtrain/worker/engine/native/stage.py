@@ -172,8 +172,9 @@ class Stage(nn.Module):
 
     def _balance(self, options: ParallelOptions, lora: Lora | None) -> Balance:
         assert self.described.routing is not None
-        aux = self.described.routing.aux if options.aux_loss is None else options.aux_loss
-        aux = 0.0 if lora is not None else aux  # adapters leave the router as it is
+        aux = options.aux_loss
+        if aux is None:  # adapters leave the router as it is, and only those of experts follow it
+            aux = self.described.routing.aux if lora is None or lora.of_experts else 0.0
         layers = self.layout.layers(self.mesh.pp_rank)
         return Balance(self.layout.shape, layers, self.mesh, aux, options.aux_by_layer)
 
@@ -205,11 +206,18 @@ class Stage(nn.Module):
         cuts = self.layout.uneven
         if faults := stage_faults(shape, self.mesh.pp, cuts):
             raise ConfigError(faults, code="config.combination")
-        layout = Layout(shape, self.mesh.tp, self.mesh.pp, cuts=cuts or None)
-        mesh, table = self.mesh, layout.flat_table(self.mesh.pp_rank)
-        self.trained = Trained.of(layout, table, mesh.alike, torch.float32, mesh.device, mesh.tp_rank)
-        self.trained_experts = None
-        for name in (n for n in self.trained.parameters if n.endswith(A)):
+        mesh, ep = self.mesh, self.mesh.ep if lora.of_experts else 1
+        layout = Layout(shape, mesh.tp, mesh.pp, cuts=cuts or None, ep=ep)
+        rest = torch.float32, mesh.device, mesh.tp_rank
+        self.trained = Trained.of(layout, layout.flat_table(mesh.pp_rank), mesh.alike, *rest)
+        self.trained_experts, experts = None, self.trained.parameters
+        if ep > 1:
+            table = layout.flat_table(mesh.pp_rank, mesh.ep_rank)
+            self.trained_experts = Trained.of(layout, table, mesh.expert_alike, *rest)
+            experts = self.trained_experts.parameters
+        for mixture in self.mixtures:
+            mixture.adapt(experts, lora)
+        for name in (n for n in self.trained.parameters if n.endswith(A) and not layout.spec(n).of_experts):
             module_name = name.removesuffix(A)
             cut = layout.shard(name, self.mesh.tp_rank)
             width = layout.spec(name).shape[1]
@@ -323,10 +331,11 @@ class Stage(nn.Module):
     @torch.no_grad()
     def load_adapters(self, source: RandomFactors) -> None:
         """Fill this rank's parts of the factors."""
-        for name, parameter in self.trained.parameters.items():
-            values = torch.empty(parameter.shape)
-            self._fill(self.trained.layout, name, values, lambda *cut, name=name: source.read(name, *cut))
-            parameter.copy_(values)
+        for held in filter(None, (self.trained, self.trained_experts)):
+            for name, parameter in held.parameters.items():
+                values = torch.empty(parameter.shape)
+                self._fill(held.layout, name, values, lambda *cut, name=name: source.read(name, *cut))
+                parameter.copy_(values)
 
     def _fill(self, layout: Layout, name: str, parameter: torch.Tensor, read: Callable[..., torch.Tensor]) -> None:
         shard = layout.shard(name, self.mesh.tp_rank)

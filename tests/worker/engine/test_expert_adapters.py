@@ -1,0 +1,91 @@
+"""LoRA on experts: peft's numbers on every mesh, folders that peft and transformers read, and those that peft wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from smtrain.core.model.families import ModelShape
+from smtrain.core.model.hf_config import normalise
+from smtrain.worker.checkpoint.adapter import open_adapter
+from smtrain.worker.checkpoint.huggingface.export import BaseModel, export
+from smtrain.worker.checkpoint.merge import Merged
+from smtrain.worker.checkpoint.open import open_weights
+from tests.worker.engine import adapters, cases
+from tests.worker.engine.adapters import lora
+from tests.worker.engine.cases import BATCH, CONFIGS, mesh
+from tests.worker.engine.world import World
+
+STACKED = ["all-linear", "experts.gate_up_proj", "experts.down_proj"]
+CASES = [
+    ("qwen3_moe", "122 ep2 full", STACKED),
+    ("mixtral", "212 ep2", ["q_proj", "w1", "w2", "w3"]),
+    ("gpt_oss", "212 ep2", ["experts.gate_up_proj", "experts.down_proj"]),
+    ("qwen3_moe", "111", ["mlp.experts.gate_up_proj"]),
+    ("qwen3_moe", "221 sp", STACKED),
+    ("qwen3_moe", "114 ep4", ["experts.down_proj", "up_proj"]),
+    ("mixtral", "111", STACKED),
+    ("mixtral", "221 sp", STACKED),
+    ("mixtral", "122 ep2", ["w2"]),
+    ("gpt_oss", "111", STACKED),
+    ("gpt_oss", "122 ep2", STACKED),
+    ("gpt_oss", "221 sp", STACKED),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "targets"), [
+    pytest.param(*case, marks=pytest.mark.full if number else []) for number, case in enumerate(CASES)
+])  # fmt: skip
+def test_training_is_peft_s(name: str, text: str, targets: list[str], four: World, solo: World, tmp_path: Path) -> None:
+    """With the auxiliary loss: five steps, and every number of the factors after them."""
+    config, options = CONFIGS[name], mesh(text)
+    adapter, routing = lora(config, targets), normalise(config).routing
+    assert routing is not None
+    samples = min(options.micro_batch_size, BATCH // options.dp)
+    expected, factors = solo.run(adapters.peft, config, adapter, 5, samples, routing.aux)[0]
+    world = solo if text == "111" else four
+    ranks = world.run(adapters.train, config, options, adapter, tmp_path, 5)
+    assert all(r == ranks[0] for r in ranks)
+    np.testing.assert_allclose(ranks[0], expected, rtol=1e-5)
+    ours = adapters.as_peft(config, adapter, adapters.factors(tmp_path / "step_00000005").__getitem__)
+    assert ours.keys() == factors.keys()
+    apart = {n: float(np.abs(ours[n].numpy() - factors[n]).max()) for n in ours}
+    assert max(apart.values()) < 1e-5, apart
+
+
+FOLDERS = [
+    ("mixtral", "212 ep2", ["all-linear", "w1", "w2", "w3"]),
+    ("gpt_oss", "212 ep2", STACKED),
+    ("qwen3_moe", "122 ep2", STACKED),
+    ("qwen3_moe", "221", ["experts.gate_up_proj"]),
+    ("mixtral", "111", STACKED),
+    ("mixtral", "111", ["w2"]),
+    ("gpt_oss", "221", ["experts.down_proj"]),
+    ("gpt_oss", "111", ["experts.gate_up_proj"]),
+]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("name", "text", "targets"), FOLDERS)
+def test_peft_and_transformers_read_what_is_exported(
+    name: str, text: str, targets: list[str], four: World, solo: World, tmp_path: Path
+) -> None:
+    config, world = CONFIGS[name], solo if text == "111" else four
+    adapter, base, run = lora(config, targets, rslora=True), tmp_path / "base", tmp_path / "run"
+    cases.transformers_model(config).save_pretrained(base)
+    world.run(adapters.train, config, mesh(text), adapter, run)
+    export(run, BaseModel(base), tmp_path / "adapter")
+    assert export(run, BaseModel(base), tmp_path / "merged", merge=True) is not None
+    made = world.run(adapters.logits, config, mesh(text), adapter, run / "step_00000003")
+    ours = next(logits for _, logits in made if logits is not None)
+    assert np.abs(ours - solo.run(cases.plain_logits, config)[0]).max() > 1e-3
+    theirs = solo.run(adapters.peft_logits, config, base, tmp_path / "adapter")[0]
+    np.testing.assert_allclose(ours, theirs, atol=1e-5, rtol=0)
+    merged = solo.run(adapters.plain_logits, config, tmp_path / "merged")[0]
+    np.testing.assert_allclose(ours, merged, atol=1e-5, rtol=0)
+    back = Merged(open_weights(base), open_adapter(tmp_path / "adapter", ModelShape.from_config(config)))
+    again = open_weights(tmp_path / "merged")
+    assert all(torch.equal(back.read(n), again.read(n)) for n in again.names())
