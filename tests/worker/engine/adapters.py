@@ -138,8 +138,29 @@ def peft(
 
     With `aux`, the auxiliary loss is that of each `samples` of a batch.
     """
+    out, trained, _ = _peft(config, adapter, count, samples, aux)
+    return out, {name: p.detach().numpy() for name, p in trained.items()}
+
+
+def peft_moments(
+    rank: int, config: dict[str, Any], adapter: Lora, count: int, samples: int, aux: float
+) -> dict[str, Any]:
+    """AdamW's first moments of the factors after steps of `peft`, made from the gradients."""
+    out, trained, gradients = _peft(config, adapter, count, samples, aux)
+    made = {name: torch.zeros_like(p) for name, p in trained.items()}
+    for (_, norm), of_step in zip(out, gradients, strict=True):
+        for name, gradient in of_step.items():
+            clipped = gradient * min(1.0, OPTIMIZER.grad_clip / (norm + 1e-6))
+            made[name] = made[name] * OPTIMIZER.betas[0] + clipped * (1 - OPTIMIZER.betas[0])
+    return {name: moment.numpy() for name, moment in made.items()}
+
+
+def _peft(
+    config: dict[str, Any], adapter: Lora, count: int, samples: int, aux: float
+) -> tuple[list[tuple[float, float]], dict[str, torch.nn.Parameter], list[dict[str, torch.Tensor]]]:
     model = peft_model(config, adapter)
     trained = {plain_name(n): p for n, p in model.named_parameters() if p.requires_grad}
+    gradients = []
 
     def backward(step: int) -> float:
         ids, labels = cases.batch(config, step)
@@ -150,10 +171,10 @@ def peft(
             balance = aux * made.aux_loss * len(some) / len(ids) if aux else 0.0
             (loss + balance).backward()
             total += float(loss.detach())
+        gradients.append({name: p.grad.clone() for name, p in trained.items() if p.grad is not None})
         return total
 
-    out = cases.adamw_steps(list(trained.values()), backward, count, OPTIMIZER, RATE)
-    return out, {name: p.detach().numpy() for name, p in trained.items()}
+    return cases.adamw_steps(list(trained.values()), backward, count, OPTIMIZER, RATE), trained, gradients
 
 
 def peft_logits(rank: int, config: dict[str, Any], base: Path, folder: Path) -> Any:

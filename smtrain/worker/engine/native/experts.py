@@ -29,6 +29,7 @@ from smtrain.core.model.lora import A, B, Lora
 from smtrain.worker.engine.native.balance import Balance
 from smtrain.worker.engine.native.comm import ProcessMesh
 from smtrain.worker.engine.native.gradients import Trained
+from smtrain.worker.engine.native.lora import Dropout
 from smtrain.worker.engine.parts import part
 
 _ALPHA, _LIMIT = 1.702, 7.0  # gpt-oss: swiglu_alpha and swiglu_limit, which no published model changes
@@ -61,6 +62,7 @@ class Mixture(nn.Module):
         self._activation: Callable[[torch.Tensor], torch.Tensor] = ACT2FN[described.activation]
         self._exit: Callable[[torch.Tensor], torch.Tensor] = lambda x: x
         self._factors: dict[str, ExpertFactors] = {}
+        self._dropout: Dropout | None = None
         # Its shapes change with each step, so a compiler would make a graph for each of them.
         self.forward = torch.compiler.disable(self.forward)  # type: ignore[no-untyped-call, method-assign]
 
@@ -91,11 +93,14 @@ class Mixture(nn.Module):
                 first = experts.join(names, (per, first.shape[0] * len(names) // per, first.shape[1]))
             setattr(self, leaf, first)
 
-    def adapt(self, held: Mapping[str, nn.Parameter], lora: Lora) -> None:
+    def adapt(self, held: Mapping[str, nn.Parameter], lora: Lora, dropout: Dropout | None) -> None:
         """Add the factors of the experts that `lora` adapts; `held` has them by name."""
+        self._dropout = dropout if lora.of_experts else None
         for leaf in (target.rpartition(".")[2] for target in lora.of_experts):
             at = f"{self._prefix}{self._names.path}.{leaf}"
-            self._factors[leaf] = ExpertFactors(held[at + A], held[at + B], lora.scale)
+            a, down = held[at + A], leaf in ("down_proj", self._names.parts[2])
+            start = self._mesh.tp_rank * a.shape[2] if down else 0
+            self._factors[leaf] = ExpertFactors(at, a, held[at + B], lora.scale, start, dropout)
 
     def leave_by(self, leave: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Set the function that sums the outputs of the tensor-parallel ranks."""
@@ -106,12 +111,16 @@ class Mixture(nn.Module):
         weights, chosen = self._route(x)
         order = torch.argsort(chosen.flatten(), stable=True)
         counts = torch.bincount(chosen.flatten(), minlength=self._sizes.count)
+        choices = None
+        if self._dropout is not None:
+            choices = self._dropout.choices(chosen, len(hidden_states), self._sizes.count)
         if self._capacity is None:
             inverse = torch.argsort(order)
-            out = self._inside(_moved(x, order, inverse, self._sizes.chosen), counts)
+            numbers = None if choices is None else choices.flatten()[order]
+            out = self._inside(_moved(x, order, inverse, self._sizes.chosen), counts, numbers)
             back = _moved(out, inverse, order, 1).view(*chosen.shape, -1)
         else:
-            back = self._bounded(x, order, counts, self._capacity).view(*chosen.shape, -1)
+            back = self._bounded(x, order, counts, self._capacity, choices).view(*chosen.shape, -1)
         y = (back * weights[..., None]).sum(1).to(x.dtype).view(hidden_states.shape)
         y = self._exit(y)
         return (y, weights) if self._pair else y
@@ -133,11 +142,14 @@ class Mixture(nn.Module):
             self._balance.count(self._layer, logits, chosen)
         return weights, chosen
 
-    def _inside(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        """The experts' outputs for rows that are sorted by expert; `counts` [E] rows for each."""
+    def _inside(self, rows: torch.Tensor, counts: torch.Tensor, choices: torch.Tensor | None) -> torch.Tensor:
+        """The experts' outputs for rows that are sorted by expert; `counts` [E] rows for each.
+
+        `choices` are the rows' numbers of `Dropout.choices`, if numbers are dropped.
+        """
         mesh = self._mesh
         if mesh.ep == 1:
-            return self._computed(rows, counts.tolist())
+            return self._computed(rows, counts.tolist(), choices)
         per = len(counts) // mesh.ep
         theirs = torch.empty_like(counts)
         with part("data parallel"):
@@ -150,10 +162,14 @@ class Mixture(nn.Module):
             torch.arange(per, device=rows.device).repeat(mesh.ep).repeat_interleave(receive.flatten()), stable=True
         )
         inverse = torch.argsort(order)
-        out = self._computed(_moved(arrived, order, inverse, 1), receive.sum(0).tolist())
+        if choices is not None:
+            choices = _all_to_all(choices, *splits, mesh.ep_group)[order]
+        out = self._computed(_moved(arrived, order, inverse, 1), receive.sum(0).tolist(), choices)
         return _swapped(_moved(out, inverse, order, 1), splits[1], splits[0], mesh.ep_group)
 
-    def _bounded(self, x: torch.Tensor, order: torch.Tensor, counts: torch.Tensor, factor: float) -> torch.Tensor:
+    def _bounded(
+        self, x: torch.Tensor, order: torch.Tensor, counts: torch.Tensor, factor: float, choices: torch.Tensor | None
+    ) -> torch.Tensor:
         """The experts' outputs for each choice, zero if it is beyond the capacity of its expert; static shapes.
 
         A buffer has so many rows for each expert; choices without a place read and write an additional row of zeros.
@@ -163,14 +179,18 @@ class Mixture(nn.Module):
         expert = torch.repeat_interleave(torch.arange(experts, device=x.device), counts, output_size=len(order))
         place = torch.arange(len(order), device=x.device) - (counts.cumsum(0) - counts)[expert]
         row = torch.where(place < room, expert * room + place, experts * room)
-        token = torch.full((experts * room + 1,), len(x), device=x.device).scatter(0, row, order // k)
-        token = token[:-1]
-        rows = torch.cat([x, x.new_zeros(1, x.shape[1])])[token]
+        choice = torch.full((experts * room + 1,), len(x) * k, device=x.device).scatter(0, row, order)
+        choice = choice[:-1]
+        rows = torch.cat([x, x.new_zeros(1, x.shape[1])])[choice // k]
+        numbers = None if choices is None else torch.cat([choices.flatten(), choices.new_zeros(1)])[choice]
         per = experts // mesh.ep
         if mesh.ep > 1:
             even = [per * room] * mesh.ep
             rows = _swapped(rows, even, even, mesh.ep_group).view(mesh.ep, per, room, -1).transpose(0, 1).flatten(0, 2)
-        out = self._computed(rows, [mesh.ep * room] * per)
+            if numbers is not None:
+                numbers = _all_to_all(numbers, even, even, mesh.ep_group)
+                numbers = numbers.view(mesh.ep, per, room).transpose(0, 1).flatten()
+        out = self._computed(rows, [mesh.ep * room] * per, numbers)
         if mesh.ep > 1:
             out = out.view(per, mesh.ep, room, -1).transpose(0, 1).flatten(0, 2)
             out = _swapped(out, even, even, mesh.ep_group)
@@ -179,11 +199,11 @@ class Mixture(nn.Module):
         back = torch.empty_like(row).scatter(0, order, row)
         return torch.cat([out, out.new_zeros(1, out.shape[1])])[back]
 
-    def _computed(self, rows: torch.Tensor, sizes: list[int]) -> torch.Tensor:
-        """The outputs of this rank's experts for its blocks of rows."""
+    def _computed(self, rows: torch.Tensor, sizes: list[int], choices: torch.Tensor | None) -> torch.Tensor:
+        """The outputs of this rank's experts for its blocks of rows; `choices` as in `_inside`."""
 
         def adapted(leaf: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            return self._factors[leaf](x, y, sizes) if leaf in self._factors else y
+            return self._factors[leaf](x, y, sizes, choices) if leaf in self._factors else y
 
         if self._names.stacked:
             number = torch.arange(len(sizes), device=rows.device).repeat_interleave(
@@ -207,11 +227,19 @@ class Mixture(nn.Module):
 class ExpertFactors:
     """A [e, rank, in] and B [e, out, rank] of one matrix of this rank's experts, or this rank's parts of them."""
 
-    def __init__(self, a: nn.Parameter, b: nn.Parameter, scale: float) -> None:
-        self._a, self._b, self._scale = a, b, scale
+    def __init__(
+        self, name: str, a: nn.Parameter, b: nn.Parameter, scale: float, start: int, dropout: Dropout | None
+    ) -> None:
+        """`start` is the first column of the input that this rank sees."""
+        self._name, self._a, self._b, self._scale = name, a, b, scale
+        self._start, self._dropout = start, dropout
 
-    def __call__(self, x: torch.Tensor, y: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+    def __call__(
+        self, x: torch.Tensor, y: torch.Tensor, sizes: list[int], choices: torch.Tensor | None
+    ) -> torch.Tensor:
         """`y`, the experts' products with their blocks of rows `x`, plus the products of the factors."""
+        if self._dropout is not None and choices is not None:
+            x = self._dropout.rows(self._name, x, choices, self._start)
         a, b = self._a.to(x.dtype), self._b.to(x.dtype)
         return y + _grouped(_grouped(x, a, sizes, True), b, sizes, True) * self._scale
 

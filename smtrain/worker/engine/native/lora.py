@@ -1,4 +1,4 @@
-"""LoRA adapters of a stage, with tensor parallelism and dropout.
+"""LoRA adapters of a stage's linears, with tensor parallelism and dropout (`experts` has those of experts).
 
 A linear whose rows are cut sees the whole input, and so does its A, which every rank holds; B is cut like the linear.
 If its columns are cut, A is cut in the same way, and B, which every rank holds, is applied to this rank's part of the
@@ -18,6 +18,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from smtrain.worker.engine.native.comm import ProcessMesh
+
+# The increment and the factors of SplitMix64, as signed numbers.
+_ODD, _FIRST, _SECOND = (n - (1 << 64) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
 class _Summed(Protocol):
@@ -70,6 +73,31 @@ class Dropout:
         """Set the optimizer step `at[0]` and its first sample `at[1]`; None drops nothing."""
         self._at = at
 
+    def choices(self, chosen: torch.Tensor, batch: int, experts: int) -> torch.Tensor | None:
+        """A number for each choice [T, k] of an expert by the tokens of `batch` samples, for `rows`.
+
+        It is the same on every mesh; None if nothing is dropped.
+        """
+        if self._at is None:
+            return None
+        length = len(chosen) // batch * self._mesh.cp
+        tokens = torch.arange(batch * length, device=chosen.device).view(batch, length) + self._at[1] * length
+        return self._mesh.own_tokens(tokens).reshape(-1, 1) * experts + chosen
+
+    def rows(self, name: str, x: torch.Tensor, choices: torch.Tensor, start: int) -> torch.Tensor:
+        """Drop numbers of the inputs `x` [R, own columns from `start`] of experts, and enlarge the others.
+
+        Random numbers are a hash of choice and column (the finalizer of SplitMix64, Steele et al. 2014), because rows
+        move between ranks, and no rank has all of a sample's.
+        """
+        assert self._at is not None
+        keep, device = 1.0 - self._probability, x.device if x.device.type in ("cpu", "cuda") else torch.device("cpu")
+        digest = hashlib.sha256(f"{self._seed} {self._at[0]} {name}".encode()).digest()
+        of_row = _hashed(choices.to(device) + int.from_bytes(digest[:7], "big"))
+        column = torch.arange(start, start + x.shape[1], device=device)
+        drawn = _hashed(of_row[:, None] + column * _ODD) >> 40 & (1 << 24) - 1
+        return x * (drawn < round(keep * (1 << 24))).to(x.device) / keep
+
     def kept(self, block: Callable[..., Any]) -> Callable[..., Any]:
         """`block` with the masks of now, whenever it is called."""
         at = self._at
@@ -98,3 +126,10 @@ class Dropout:
             drawn = torch.rand(length, width, generator=generator, device=generator.device) < keep
             rows.append(torch.cat([drawn[:, start:stop] for start, stop in seen], 1))
         return x * self._mesh.own_tokens(torch.stack(rows)).to(x.device) / keep
+
+
+def _hashed(x: torch.Tensor) -> torch.Tensor:
+    """Numbers int64 whose bits depend on all bits of `x`; products wrap around."""
+    for shift, factor in ((30, _FIRST), (27, _SECOND)):
+        x = (x ^ (x >> shift & (1 << 64 - shift) - 1)) * factor
+    return x ^ (x >> 31 & (1 << 33) - 1)

@@ -216,7 +216,7 @@ class Stage(nn.Module):
             self.trained_experts = Trained.of(layout, table, mesh.expert_alike, *rest)
             experts = self.trained_experts.parameters
         for mixture in self.mixtures:
-            mixture.adapt(experts, lora)
+            mixture.adapt(experts, lora, self.dropout)
         for name in (n for n in self.trained.parameters if n.endswith(A) and not layout.spec(n).of_experts):
             module_name = name.removesuffix(A)
             cut = layout.shard(name, self.mesh.tp_rank)
