@@ -471,7 +471,7 @@ def test_the_stage_runs_cut_off_from_every_network(model: Path, base: Path, tmp_
     made = json.loads((shell.root / "model/evaluation.json").read_text())
     assert {row["task"]: row["n"] for row in made["results"]}["mmlu"] == 6
     line = next(line for line in done.stdout.splitlines() if line.startswith("evaluation mmlu="))
-    request = stage_named("evaluate").metrics(config)
+    request = stage_named("evaluate").metrics(config, None)
     assert request == ("mmlu", "mmlu_base")
     for name in request:
         assert re.search(rf"\b{name}=([-+]?[0-9.]+)", line)
