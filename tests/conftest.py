@@ -104,6 +104,18 @@ def environment_as_it_was() -> Iterator[None]:
     os.environ.update(before)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def forked_planes() -> Iterator[None]:
+    """Control planes that tests start in their own process are forks of one that has made its imports; those that
+    commands start are not."""
+    from smtrain.plane import client
+    from tests.plane.planes import begin
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(client, "begin", lambda command, log: begin(command[3:], Path(log.name)))
+        yield
+
+
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[int, str]]:
     """The measurements of this machine that were asked for: (processes, number format); each finds 0.1 TFLOPS.

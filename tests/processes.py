@@ -8,6 +8,7 @@ from typing import Any
 
 import smtrain
 from smtrain.core.interrupts import poll
+from smtrain.plane.server.processes import runs
 
 
 def wait_for(condition: Callable[[], Any], patience: float = 120, every: float = 0.05) -> Any:
@@ -15,6 +16,11 @@ def wait_for(condition: Callable[[], Any], patience: float = 120, every: float =
     answer = poll(condition, every, patience)
     assert answer, "waited too long"
     return answer
+
+
+def wait_for_end(pid: int) -> None:
+    """Wait until a process has ended, whether its parent has waited for it or not."""
+    wait_for(lambda: not runs(pid), every=0.01)
 
 
 def read(pid: int, name: str) -> bytes:

@@ -18,7 +18,7 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from smtrain.core.doing import doing
 from smtrain.core.errors import LocalError
@@ -302,15 +302,7 @@ class ServerProcess:
             command += ["--extend", extension]
         with open(log, "ab") as out:
             self._began = out.tell()
-            self._process = subprocess.Popen(
-                command,
-                cwd=Path(__file__).resolve().parents[2],
-                env=server_environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                start_new_session=True,
-            )
+            self._process = begin(command, out)
         self.pid = self._process.pid
 
     @property
@@ -334,6 +326,19 @@ class ServerProcess:
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
+
+
+def begin(command: list[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+    """Start a server in a session of its own."""
+    return subprocess.Popen(
+        command,
+        cwd=Path(__file__).resolve().parents[2],
+        env=server_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+    )
 
 
 def server_environment() -> dict[str, str]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import itertools
-import subprocess
-import sys
 import tarfile
 import time
 from collections.abc import Callable, Iterator
@@ -16,13 +14,13 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from smtrain.plane.client import Endpoint, running, server_environment, shut_down
+from smtrain.plane.client import Endpoint, running, shut_down
 from smtrain.plane.hosts import TAG, LocalHosts
 from testing.plane import Plane
 from tests import docker
 from tests.processes import commands, wait_for
 
-from .planes import request_of
+from .planes import begin, request_of
 
 ROOT = Path(__file__).resolve().parents[2]
 GROUP = "/aws/sagemaker/TrainingJobs"
@@ -32,12 +30,8 @@ GRACE = 1.5
 def serve(home: Path, *options: str) -> Endpoint:
     """Start a server with a short grace and wait until it answers."""
     (home / "local").mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "smtrain.plane.server.serve", "--home", str(home), "--grace", str(GRACE)]
-    command += ["--extend", "testing.synthetic", *options]
-    with open(home / "local" / "server.log", "ab") as log:
-        process = subprocess.Popen(
-            command, cwd=ROOT, env=server_environment(), stdout=log, stderr=log, start_new_session=True
-        )
+    arguments = ["--home", str(home), "--grace", str(GRACE), "--extend", "testing.synthetic", *options]
+    process = begin(arguments, home / "local/server.log")
     while not ((endpoint := running(home)) and endpoint.pid == process.pid):
         assert process.poll() is None, (home / "local" / "server.log").read_text()
         time.sleep(0.05)

@@ -8,6 +8,7 @@ imports the server and forks one for each line of its input, which saves the sec
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import re
@@ -15,8 +16,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +102,8 @@ class Forked:
     def __init__(self, pid: int) -> None:
         self.pid = pid
 
+    returncode: int | None = None
+
     def poll(self) -> int | None:
         return None if runs(self.pid) else -1
 
@@ -115,6 +120,7 @@ class Forks:
     """A process that has imported the server and forks."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         environment = {**server_environment(), "MOTO_DISABLE_GLOBAL_CORS": "true", "AWS_EC2_METADATA_DISABLED": "true"}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.plane.planes"], cwd=ROOT, env=environment, stdin=subprocess.PIPE,
@@ -122,11 +128,13 @@ class Forks:
         )  # fmt: skip
 
     def start(self, arguments: list[str], log: Path) -> Forked:
+        """Fork a server with the environment that a new Python would get now."""
         assert self._process.stdin
         assert self._process.stdout
-        self._process.stdin.write(json.dumps([arguments, str(log)]) + "\n")
-        self._process.stdin.flush()
-        return Forked(int(self._process.stdout.readline()))
+        with self._lock:
+            self._process.stdin.write(json.dumps([arguments, str(log), server_environment()]) + "\n")
+            self._process.stdin.flush()
+            return Forked(int(self._process.stdout.readline()))
 
     def close(self) -> None:
         assert self._process.stdin
@@ -134,6 +142,28 @@ class Forks:
         self._process.stdin.close()
         self._process.wait()
         self._process.stdout.close()
+
+
+@cache
+def forks() -> Forks:
+    """This test process's own. It ends with the test process, whose pipe it reads."""
+    return Forks()
+
+
+def begin(arguments: list[str], log: Path) -> Forked | subprocess.Popen[bytes]:
+    """Start a server: a fork, unless the environment has what only a new process reads."""
+    if "LD_PRELOAD" not in os.environ:
+        return forks().start(arguments, log)
+    return new(arguments, log)
+
+
+def new(arguments: list[str], log: Path) -> subprocess.Popen[bytes]:
+    """Start a server in a new Python."""
+    command = [sys.executable, "-m", "smtrain.plane.server.serve", *arguments]
+    with open(log, "ab") as out:
+        return subprocess.Popen(
+            command, cwd=ROOT, env=server_environment(), stdout=out, stderr=out, start_new_session=True
+        )
 
 
 class Server:
@@ -158,11 +188,7 @@ class Server:
         if self.forks:
             self.process = self.forks.start(self.arguments, self.log)
         else:
-            command = [sys.executable, "-m", "smtrain.plane.server.serve", *self.arguments]
-            with open(self.log, "ab") as log:
-                self.process = subprocess.Popen(
-                    command, cwd=ROOT, env=server_environment(), stdout=log, stderr=log, start_new_session=True
-                )
+            self.process = new(self.arguments, self.log)
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and self.process.poll() is None:
             with contextlib.suppress(Exception):  # endpoint.json may hold anything
@@ -222,8 +248,16 @@ def traces(mark: str) -> list[str]:
     return seen
 
 
+def _wait_for_ended(*_: object) -> None:
+    """Wait for the servers that have ended, which counts their CPU time (tests/durations.py)."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
 def main() -> None:
-    """Fork a server for each line [arguments, log]; print its process id."""
+    """Fork a server for each line [arguments, log, environment]; print its process id."""
+    gc.disable()  # as entrypoints/warm.py, for the same reasons
     import moto.backends
     import moto.iam.models
     import moto.moto_server.werkzeug_app
@@ -236,12 +270,16 @@ def main() -> None:
     for service in ("sagemaker", "s3", "logs", "iam", "cloudwatch", "scheduler"):
         described(service)
         moto.backends.get_backend(service)  # type: ignore[call-overload]
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel forgets servers that have ended
+    gc.freeze()
+    gc.enable()
+    signal.signal(signal.SIGCHLD, _wait_for_ended)
     for line in sys.stdin:
-        arguments, log = json.loads(line)
+        arguments, log, environment = json.loads(line)
         pid = os.fork()
         if pid == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            os.environ.clear()
+            os.environ.update(environment)
             os.setsid()
             out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             null = os.open(os.devnull, os.O_RDONLY)

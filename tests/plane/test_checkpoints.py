@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from smtrain.plane.server.sync import CheckpointSync
 from tests import tiers
-from tests.processes import wait_for
+from tests.processes import wait_for, wait_for_end
 
 from .conftest import Client, StartServer
 
@@ -324,6 +324,6 @@ def test_killing_the_control_plane_at_any_moment_leaves_a_whole_checkpoint(start
         client.wait_for_line(job, "whole 2")
         time.sleep(random.uniform(0, 4))
         os.kill(endpoint.pid, signal.SIGKILL)
-        os.waitpid(endpoint.pid, 0)
+        wait_for_end(endpoint.pid)
         endpoint = start_server()
         assert whole_steps(Client(endpoint), prefix), f"kill {number} left nothing whole"

@@ -34,7 +34,7 @@ from smtrain.plane.server.containers import scratch_image
 from smtrain.plane.server.containers.job import lay_opt_ml
 from testing.plane import Plane
 from tests import docker as test_docker
-from tests.processes import commands, wait_for
+from tests.processes import commands, wait_for, wait_for_end
 
 from .conftest import Client, ContainerClient, channel, gone, refused
 
@@ -335,7 +335,7 @@ def test_the_control_plane_can_be_told_for_requests_that_do_not_say_it(start_ser
     endpoint = start_server()
     Plane(endpoint).hosts(run_in="docker", image=test_docker.IMAGE)
     os.kill(endpoint.pid, signal.SIGKILL)
-    os.waitpid(endpoint.pid, 0)
+    wait_for_end(endpoint.pid)
     client = Client(start_server())
     job = client.completed("cat /proc/1/comm; echo $HOSTNAME $SMTRAIN_MASTER_PORT")
     assert client.lines(job)[-1] == "algo-1"
@@ -357,7 +357,7 @@ def test_what_a_crash_left_is_removed_by_clean(start_server: Any, monkeypatch: p
     for pid in supervisors:
         os.kill(pid, signal.SIGSTOP)
     os.kill(endpoint.pid, signal.SIGKILL)
-    os.waitpid(endpoint.pid, 0)
+    wait_for_end(endpoint.pid)
     for pid in supervisors:
         os.kill(pid, signal.SIGKILL)
     assert len(test_docker.left(endpoint.home)) == 2

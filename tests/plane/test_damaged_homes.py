@@ -13,23 +13,16 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from .homes import WAYS, Known, Mutation, check, make, mutations
-from .planes import Forks, scratch
+from .planes import forks, scratch
 
 SAMPLE = 5
 EVERYTHING = os.environ.get("SMTRAIN_DAMAGED_HOMES") == "all"
 
 
 @pytest.fixture(scope="module")
-def forks() -> Iterator[Forks]:
-    forks = Forks()
-    yield forks
-    forks.close()
-
-
-@pytest.fixture(scope="module")
-def known(forks: Forks) -> Iterator[Known]:
+def known() -> Iterator[Known]:
     with scratch("1G") as folder:
-        yield make(folder, forks)
+        yield make(folder, forks())
 
 
 def chosen(known: Known) -> list[Mutation]:
@@ -44,18 +37,18 @@ def chosen(known: Known) -> list[Mutation]:
 
 @pytest.mark.slow
 def test_the_plane_starts_with_all_else_that_was_there(
-    known: Known, forks: Forks, record_property: Callable[[str, int], None]
+    known: Known, record_property: Callable[[str, int], None]
 ) -> None:
     todo = chosen(known)
     starts = 2 if EVERYTHING else 1
-    faults = {str(m): fault for m in todo if (fault := check(known, m, forks, starts=starts))}
+    faults = {str(m): fault for m in todo if (fault := check(known, m, forks(), starts=starts))}
     assert faults == {}
     record_property("tries", len(todo))
 
 
-def test_the_home_that_is_damaged_is_whole(known: Known, forks: Forks) -> None:
+def test_the_home_that_is_damaged_is_whole(known: Known) -> None:
     """Without damage there is no fault."""
     paths = {mutation.path for mutation in mutations(known)}
     assert {"local/endpoint.json", "local/s3/index.sqlite", "local/s3/index.sqlite-wal", "local/reserve"} <= paths
     assert len({path.split("/")[2] for path in paths if path.endswith("/job.json")}) >= 10
-    assert check(known, Mutation("local/reserve", "removed"), forks, starts=1) == []
+    assert check(known, Mutation("local/reserve", "removed"), forks(), starts=1) == []

@@ -17,6 +17,7 @@ from smtrain.core.errors import LocalError
 from smtrain.plane import client
 from smtrain.plane.client import Endpoint, ensure_running, revive, running, shut_down
 from tests import as_told
+from tests.processes import wait_for_end
 
 from .conftest import ROOT, StartServer
 
@@ -116,5 +117,5 @@ def test_a_suspended_server_is_named_waited_for_and_ended(
 
 def test_an_idle_server_leaves(start_server: StartServer) -> None:
     endpoint = start_server("--idle-exit", "1")
-    os.waitpid(endpoint.pid, 0)
+    wait_for_end(endpoint.pid)
     assert running(endpoint.home) is None

@@ -12,7 +12,7 @@ import pytest
 from smtrain.plane.client import shut_down
 from smtrain.plane.server.processes import MARK
 from tests import docker
-from tests.processes import commands, read, wait_for
+from tests.processes import commands, read, wait_for, wait_for_end
 
 from .conftest import Client, StartServer, client_of, gone, processes, serve
 
@@ -106,7 +106,7 @@ def test_plane_and_supervisor_killed_at_once_the_next_plane_ends_what_is_left(
     supervisor = tree.pid("supervisor")
     os.kill(supervisor, signal.SIGSTOP)  # it cannot see the plane end
     os.kill(endpoint.pid, signal.SIGKILL)
-    os.waitpid(endpoint.pid, 0)
+    wait_for_end(endpoint.pid)
     os.kill(supervisor, signal.SIGKILL)
     start_server(*options)
     assert not processes(tree.mark), "when it answers, they are gone"

@@ -11,14 +11,14 @@ import pytest
 from botocore.exceptions import ClientError
 
 from smtrain.plane.client import Endpoint, running
-from tests.processes import wait_for
+from tests.processes import wait_for, wait_for_end
 
 from .conftest import GROUP, Client, StartServer
 
 
 def killed(endpoint: Endpoint) -> None:
     os.kill(endpoint.pid, signal.SIGKILL)
-    os.waitpid(endpoint.pid, 0)
+    wait_for_end(endpoint.pid)
 
 
 def test_jobs_logs_and_objects_are_there_again(start_server: StartServer) -> None:

@@ -15,6 +15,7 @@ from smtrain.client.backends.sagemaker.target import Target
 from smtrain.core.errors import LocalError
 from smtrain.plane.client import Endpoint, ensure_running, shut_down
 from testing.plane import Plane
+from tests.processes import wait_for_end
 
 from .conftest import Client
 
@@ -28,7 +29,7 @@ def plane(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]
 
 def killed(endpoint: Endpoint) -> None:
     os.kill(endpoint.pid, signal.SIGKILL)
-    os.waitpid(endpoint.pid, 0)
+    wait_for_end(endpoint.pid)
 
 
 def test_a_follow_starts_it_again_and_names_what_became_of_the_job(plane: Endpoint) -> None:
