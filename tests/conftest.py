@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from collections.abc import Iterator
@@ -178,6 +179,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     tiers.mark(items)
 
 
+def pytest_collection_finish() -> None:
+    """Let garbage collection, off until now, never look at what collection has made and imported: all of it stays."""
+    gc.freeze()
+    gc.enable()
+
+
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """With `--dist loadfile` a file to a worker, and all files of a group (`TOGETHER`) to one."""
@@ -193,6 +200,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()
     config.pluginmanager.register(durations.Durations(config), "durations")
 
 
