@@ -39,7 +39,7 @@ def marked(folder: Path, *, below: bool = False) -> set[int]:
     """Processes with the mark of this folder, and their descendants; empty on systems without /proc."""
     if not sys.platform.startswith("linux"):
         return set()
-    mark = f"{MARK}={folder}{'/' if below else ''}".encode()
+    mark = f"\0{MARK}={folder}".encode() + (b"/" if below else b"\0")
     parents: dict[int, int] = {}
     pids: set[int] = set()
     for name in os.listdir("/proc"):
@@ -51,8 +51,7 @@ def marked(folder: Path, *, below: bool = False) -> set[int]:
             if state in "ZX":
                 continue
             parents[int(name)] = int(parent)
-            variables = Path(f"/proc/{name}/environ").read_bytes().split(b"\0")
-            if any(v.startswith(mark) if below else v == mark for v in variables):
+            if mark in b"\0" + Path(f"/proc/{name}/environ").read_bytes() + b"\0":
                 pids.add(int(name))
     pids.discard(os.getpid())
     while more := {pid for pid, parent in parents.items() if parent in pids} - pids - {os.getpid()}:
