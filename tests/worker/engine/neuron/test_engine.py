@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +12,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from smtrain.worker.engine.native import comm, init_distributed
+from tests.ports import free_port
 from tests.worker.engine import adapters, cases, packed, preference
 from tests.worker.engine.cases import CONFIGS, mesh
 from tests.worker.engine.neuron import imitation, runs
 from tests.worker.engine.neuron.imitation import Limits
-from tests.worker.engine.world import World
+from tests.worker.engine.world import CONTEXT, PATIENCE, World
 
 ALL = [
     ("llama", "221 sp"), ("llama-tied-509", "411 sp"), ("gpt_neox", "122"), ("qwen3", "212 sp full"),
@@ -229,39 +229,25 @@ def compiled(rank: int, limits: Limits, config: dict[str, Any], options: Any) ->
         return cases.train(rank, config, options, 2), imitation.compiled["graphs"], said
 
 
-JOIN = """
-import sys
-import torch
-import torch.distributed as dist
-from tests.worker.engine.neuron import imitation
-imitation.start(imitation.Limits(devices=2, visible=1, early_touch=False))
-from smtrain.worker.engine.native import comm, init_distributed
-device = init_distributed()
-assert comm.gather(dist.get_rank()) == [0, 1]
-assert imitation.patience == comm.COMPILATION, "a stage may compile while the others wait"
-print(device, torch.accelerator.current_device_index(), init_distributed() == device)
-"""
-
-
-def joined(extra: str = "", ranks: int = 2) -> list[tuple[int, str]]:
-    """Exit status and output of processes that join a job as under torchrun."""
-    from tests.ports import free_port
-
-    port = str(free_port())
-    processes = []
-    for rank in range(ranks):
-        job = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        environment = os.environ | {key: str(value) for key, value in job.items()}
-        command = [sys.executable, "-W", "ignore", "-c", extra + JOIN]
-        processes.append(
-            subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        )
-    answers = [p.communicate(timeout=120)[0] for p in processes]
-    return [(p.returncode, answer) for p, answer in zip(processes, answers, strict=True)]
+def join(rank: int, port: int, answers: Any) -> None:
+    """Join a job of two as under torchrun, and tell of the device."""
+    job = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({key: str(value) for key, value in job.items()})
+    imitation.start(Limits(devices=2, visible=1, early_touch=False))
+    device = init_distributed()
+    assert comm.gather(dist.get_rank()) == [0, 1]
+    assert imitation.patience == comm.COMPILATION, "a stage may compile while the others wait"
+    answers.send((str(device), torch.accelerator.current_device_index(), init_distributed() == device))
 
 
 def test_a_process_joins_before_it_touches_its_device() -> None:
     """Each process sees one core until it has joined, and the runtime must not run before."""
-    assert [(code, text.splitlines()[-1]) for code, text in joined()] == [
-        (0, "neuron:0 0 True"), (0, "neuron:1 1 True")
-    ]  # fmt: skip
+    port, pipes = free_port(), [CONTEXT.Pipe(duplex=False) for _ in range(2)]
+    processes = [CONTEXT.Process(target=join, args=(n, port, theirs)) for n, (_, theirs) in enumerate(pipes)]
+    for process, (_, theirs) in zip(processes, pipes, strict=True):
+        process.start()
+        theirs.close()
+    for process in processes:
+        process.join(PATIENCE)
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert [ours.recv() for ours, _ in pipes] == [("neuron:0", 0, True), ("neuron:1", 1, True)]
