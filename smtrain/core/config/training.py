@@ -172,7 +172,8 @@ class AdapterSection(Section):
     """Share of an adapter's input that is dropped in training (peft's lora_dropout); engine nxd takes 0 only."""
     targets: tuple[str, ...] = Field(("all-linear",), json_schema_extra=_or_one)
     """Which linear layers, by the last part of their names, such as [q_proj, v_proj]; `all-linear`: all in the decoder
-    layers (peft's target_modules)."""
+    layers (peft's target_modules), without experts. Experts: experts.gate_up_proj and experts.down_proj (peft's
+    target_parameters), or the linears of each by name (docs/lora.md)."""
     rslora: bool = False
     """Multiply by alpha / sqrt(rank) instead, for high ranks (peft's use_rslora)."""
 
@@ -333,8 +334,9 @@ class Train(Section):
     grad_clip: float = Field(1.0, gt=0)
     """Gradients with a larger norm, taken over the whole model, are scaled down to this one."""
     aux_loss: float | None = Field(None, ge=0)
-    """Factor of the auxiliary loss that evens out the loads of experts; default: router_aux_loss_coef of config.json.
-    It is the mean over micro-batches, so it depends on parallel.micro_batch_size and dp a little."""
+    """Factor of the auxiliary loss that evens out the loads of experts; default: router_aux_loss_coef of config.json,
+    and 0 with adapters that leave experts out. It is the mean over micro-batches, so it depends on
+    parallel.micro_batch_size and dp a little."""
     aux_by_layer: bool = False
     """One auxiliary loss for each layer, added up, as in Megatron-core; default: one over all layers, as in
     transformers."""

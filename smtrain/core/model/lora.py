@@ -93,7 +93,8 @@ def targets_of(shape: ModelShape, targets: Sequence[str]) -> tuple[str, ...]:
             "(Conv1D), for which smtrain has no adapters; leave train.adapter out",
             code="config.combination",
         )
-    stacked = any(_of_experts(name, STACKED) for name in targets)
+    # A plain down_proj leaves it open, as linears have that name too.
+    stacked = any(_ends(target, name) for target in STACKED for name in targets if name != "down_proj")
     found = {name: _named(name, plain, experts, stacked) for name in targets}
     lost = [name for name, its in found.items() if not its]
     if lost or not targets:
@@ -118,15 +119,12 @@ def _named(name: str, plain: Sequence[str], experts: Sequence[str], stacked: boo
         return (name,)
     if _EACH + name in experts and not (stacked and "experts." + name in STACKED):
         return (_EACH + name,)
-    return tuple(target for target in experts if target in STACKED and _of_experts(name, (target,)))
+    return tuple(target for target in experts if target in STACKED and _ends(target, name))
 
 
-def _of_experts(name: str, targets: Sequence[str]) -> bool:
-    """Whether `name` is the end of one of the names of `targets` in a block, as peft compares target_parameters.
-
-    A plain down_proj is not taken for one here, as linears have that name too.
-    """
-    return any(f".mlp.{target}".endswith(f".{name}") for target in targets if name != "down_proj")
+def _ends(target: str, name: str) -> bool:
+    """Whether a target's name in a block ends with `name`, as peft compares target_parameters."""
+    return f".mlp.{target}".endswith(f".{name}")
 
 
 def _refuse_half(shape: ModelShape, taken: set[str]) -> None:

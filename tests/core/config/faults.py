@@ -1459,9 +1459,30 @@ MODEL = (
     ),
     case(
         "local",
-        both(write("model/config.json", MIXTRAL), {"train.adapter": {}, "train.aux_loss": 0.1}),
-        "with train.adapter routers stay as they are",
-        "leave it out",
+        both(write("model/config.json", MIXTRAL), {"train.adapter": {}, "train.aux_by_layer": True}),
+        "train.aux_by_layer: adapters without experts have no auxiliary loss",
+        ("leave it out", {"train.aux_by_layer": False}),
+        ("or set train.aux_loss", {"train.aux_loss": 0.01}),
+    ),
+    case(
+        "local",
+        both(write("model/config.json", MIXTRAL), {"train.adapter": {"targets": ["q_proj", "w1", "w2"]}}),
+        "train.adapter.targets: w1 of experts needs w3 too",
+        ("name both", {"train.adapter.targets": ["q_proj", "w1", "w3", "w2"]}),
+    ),
+    case(
+        "local",
+        both(write("model/config.json", MIXTRAL), {"train.adapter": {"targets": ["gate_up_proj", "w2"]}}),
+        "as matrices of all (experts.gate_up_proj) and as linears of each (w2)",
+        ("leave out the linears", {"train.adapter.targets": ["gate_up_proj"]}),
+    ),
+    case(
+        "local",
+        both(write("model/config.json", MIXTRAL), {"train.adapter": {"targets": ["gate"]}}),
+        "'gate' matches no linear layer of a mixtral model",
+        ("take all-linear", {"train.adapter.targets": "all-linear"}),
+        ("for experts experts.gate_up_proj", {"train.adapter.targets": ["mlp.experts.gate_up_proj", "down_proj"]}),
+        ("or w1, w3, w2", {"train.adapter.targets": ["all-linear", "w1", "w3", "w2"]}),
     ),
     case(
         "local", {"tags": {"a": "hf_" + "a" * 34}}, "looks like a secret", ("keep it in Secrets Manager", {"tags": OUT})

@@ -45,6 +45,7 @@ def test_another_tool_s_name_is_answered_with_ours(section: str, name: str, know
         ("train.tp", "parallel.tp"),
         ("train.learningRate", "train.lr"),
         ("train.max-steps", "train.steps"),
+        ("recompute", "parallel.activation_checkpointing"),
         ("train.stpes", "train.steps"),
         ("data.micro_batch_sizes", "parallel.micro_batch_size"),
         ("trian", "train"),

@@ -311,6 +311,12 @@ def shape_faults(config: JobConfig, described: dict[str, object]) -> Iterator[Fa
     if config.train.adapter and (targets := config.train.adapter.targets):
         try:
             adapters = AdapterShape.of(shape, Lora(1, 1.0, targets=targets_of(shape, targets)))
+            if config.train.aux_by_layer and config.train.aux_loss is None and not adapters.lora.of_experts:
+                yield (
+                    {"train.adapter.targets", "train.aux_loss", "train.aux_by_layer"},
+                    "train.aux_by_layer: adapters without experts have no auxiliary loss; leave it out, or set "
+                    "train.aux_loss",
+                )
             if len(shape.kinds) > 1 and not mesh_faults and not stages:
                 for fault in stage_faults(adapters, config.parallel.pp, config.parallel.cuts):
                     yield {"model.path", "train.adapter.targets", "parallel.pp"}, fault
@@ -346,9 +352,6 @@ def _expert_faults(config: JobConfig, shape: ModelShape) -> Iterator[Fault]:
             "parallel.expert_capacity: counts the tokens of whole sequences, which parallel.cp cuts; leave one of the "
             "two out",
         )
-    for key in ("train.aux_loss", "train.aux_by_layer"):
-        if asked[key] and shape.experts is not None and config.train.adapter:
-            yield {"train.adapter", key}, f"{key}: with train.adapter routers stay as they are; leave it out"
 
 
 def _stage_faults(config: JobConfig, layers: int) -> Iterator[Fault]:
