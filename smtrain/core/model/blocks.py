@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from math import prod
 from typing import TYPE_CHECKING
@@ -74,10 +74,6 @@ class Spec:
     def of_experts(self) -> bool:
         """Whether expert parallelism divides it."""
         return self.expert is not None or self.stacked
-
-    def upright(self) -> Spec:
-        """The same parameter stored with its outputs first, as in other families."""
-        return replace(self, shape=self.shape[::-1], turned=False) if self.turned else self
 
 
 def block(shape: ModelShape) -> Iterator[Spec]:

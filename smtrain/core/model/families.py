@@ -368,6 +368,7 @@ FAMILIES: dict[str, Family] = {
         ),
         Family(
             "gpt_oss",
+            megatron=True,
             wide_norms=True,
             sinks=True,
             windows="kinds",

@@ -190,9 +190,12 @@ def megatron_rope_lack(rope: Rope | None) -> str | None:
         return None
     if rope.kind == "linear" and s["factor"] == int(s["factor"]):
         return None
+    if rope.kind == "yarn" and s.get("attention_factor") is None and rope.share == 1:
+        return None
     which = {
         "llama3": "llama3 with other values than 1, 4 and 8192 positions",
         "linear": "linear with a factor that is not whole",
+        "yarn": "yarn with an attention_factor, or for a part of a head",
     }
     return f"Megatron-core's GPTModel has no rotary embeddings of type {which.get(rope.kind, rope.kind)}"
 

@@ -18,6 +18,7 @@ from smtrain.worker.checkpoint.megatron.names import Fused
 from smtrain.worker.checkpoint.sources import Read, WeightSource
 from smtrain.worker.checkpoint.storage import Bounds, Place
 from smtrain.worker.checkpoint.tensor_ranges import Slab, Tally
+from smtrain.worker.checkpoint.upright import UprightPart, upright_parts
 
 Spans = tuple[tuple[int, int], ...]
 
@@ -62,7 +63,10 @@ class PieceSource(WeightSource):
         self._place, self._config = location, config
         self._shape = ModelShape.from_config(config)
         self._specs = {spec.name: spec for spec in self._shape.specs}
-        upright = {spec.name: spec.upright() for spec in self._shape.specs}
+        upright = upright_parts(self._shape)
+        self._parts: dict[str, list[UprightPart]] = {}
+        for own in upright.values():
+            self._parts.setdefault(own.of, []).append(own)
         self._blocks: dict[str, list[TensorBlock]] = {}
         self._together: dict[str, tuple[str, ...]] = {}
         for fused in tensors:
@@ -72,9 +76,10 @@ class PieceSource(WeightSource):
                     f"{location} lacks {fused.key}; check that config.json is this model's.",
                     code="checkpoint.other_model",
                 )
+            stored = tuple(dict.fromkeys(upright[part].of for part in fused.parts))
+            self._together |= dict.fromkeys(stored, stored)
             for part, mine in _parts(fused, pieces).items():
-                self._blocks[part] = _tiled(location, fused.key, mine, upright[part].shape)
-                self._together[part] = fused.parts
+                self._blocks[part] = _tiled(location, fused.key, mine, upright[part].spec.shape)
         self._twins = twins and _tiled(location, "the output layer", twins, self._specs[self._shape.embed_name].shape)
         self._checked: set[tuple[str, int]] = set()
         self._lock = threading.Lock()
@@ -85,28 +90,28 @@ class PieceSource(WeightSource):
         return self._config
 
     def names(self) -> list[str]:
-        return sorted(self._blocks)
+        return sorted(self._together)
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._specs[name].shape
 
     def dtype(self, name: str) -> DType:
-        return self._found(name)[0].slab.dtype
+        return self._found(name)[0][1][0].slab.dtype
 
     @property
     def location(self) -> Place:
         return self._place
 
     def seams(self, name: str) -> list[int]:
-        if self._specs[name].turned:
-            return []
-        return sorted({block.spans[0][0] for block in self._found(name)})
+        part, blocks = self._found(name)[0]
+        return sorted({block.spans[0][0] for block in blocks}) if part.is_whole and not part.turned else []
 
     def watch(self, read: Read) -> None:
         self._read = read
 
     def check(self, name: str, tally: Tally | None = None) -> None:
-        for block in (*self._found(name), *((self._twins or ()) if name == self._shape.embed_name else ())):
+        own = [block for _, blocks in self._found(name) for block in blocks]
+        for block in (*own, *((self._twins or ()) if name == self._shape.embed_name else ())):
             key = block.slab.file, block.slab.offset
             with self._lock:  # several parameters may be cut from one tensor: check it once
                 if key in self._checked:
@@ -115,9 +120,12 @@ class PieceSource(WeightSource):
             block.slab.check(name, tally)
 
     def bits(self, name: str, bounds: Bounds, tally: Tally | None = None) -> Bits:
-        if name in self._specs and self._specs[name].turned:
-            return self._assemble(self._found(name), bounds[::-1], tally).T
-        bits = self._assemble(self._found(name), bounds, tally)
+        found = self._found(name)
+        if not found[0][0].is_whole:
+            return self._stack(found, bounds, tally)
+        if found[0][0].turned:
+            return self._assemble(found[0][1], bounds[::-1], tally).T
+        bits = self._assemble(found[0][1], bounds, tally)
         twins = self._twins if name == self._shape.embed_name else None
         if twins and not np.array_equal(bits, self._assemble(twins, bounds, None)):
             raise CheckpointError(
@@ -142,10 +150,20 @@ class PieceSource(WeightSource):
             )
         return out
 
-    def _found(self, name: str) -> list[TensorBlock]:
-        if name not in self._blocks:
+    def _stack(self, parts: list[tuple[UprightPart, list[TensorBlock]]], bounds: Bounds, tally: Tally | None) -> Bits:
+        """A window of a tensor of all experts, from those of each."""
+        out: Bits = np.empty([b - a for a, b in bounds], parts[0][1][0].slab.dtype.bits)
+        for part, blocks in parts:
+            if (place := part.within(bounds)) is not None:
+                bits = self._assemble(blocks, place[0], tally)
+                out[place[1]] = bits.T if part.turned else bits
+        return out
+
+    def _found(self, name: str) -> list[tuple[UprightPart, list[TensorBlock]]]:
+        """The parameters of which a stored one consists, with their blocks."""
+        if name not in self._together:
             raise CheckpointError(f"{self._place} has no parameter {name}.")
-        return self._blocks[name]
+        return [(part, self._blocks[part.spec.name]) for part in self._parts[name]]
 
 
 def _parts(fused: Fused, blocks: list[TensorBlock]) -> dict[str, list[TensorBlock]]:

@@ -7,13 +7,14 @@ from itertools import pairwise
 import numpy as np
 
 from smtrain.core.errors import CheckpointError
-from smtrain.core.model.families import ModelShape
+from smtrain.core.model.families import ModelShape, Role
 from smtrain.core.model.layout import Shard
 from smtrain.worker.checkpoint.dtypes import Bits, DType
-from smtrain.worker.checkpoint.megatron.names import HEAD, Fused, cut, head, padded, table
-from smtrain.worker.checkpoint.sources import Upright, WeightSource, Wrapped
+from smtrain.worker.checkpoint.megatron.names import HEAD, Fused, cut, experts_cut, head, padded, table
+from smtrain.worker.checkpoint.sources import WeightSource, Wrapped
 from smtrain.worker.checkpoint.storage import Bounds
 from smtrain.worker.checkpoint.tensor_ranges import Tally
+from smtrain.worker.checkpoint.upright import Upright
 
 
 class FusedSource(Wrapped):
@@ -27,7 +28,7 @@ class FusedSource(Wrapped):
         shape = ModelShape.from_config(source.config)
         self._fused = {fused.key: fused for fused in (*table(shape), head(shape))}
         for fused in self._fused.values():
-            if len({source.dtype(part) for part in fused.parts}) > 1:
+            if len({self._source.dtype(part) for part in fused.parts}) > 1:
                 raise CheckpointError(
                     f"{' and '.join(fused.parts)} become one tensor and have different types; convert with --dtype."
                 )
@@ -74,9 +75,12 @@ class FusedCut:
     def __init__(self, source: FusedSource, tp: int, divisor: int) -> None:
         self._source, self.tp = source, tp
         self.vocab = padded(source.shape(HEAD)[0], tp, divisor)
+        self._experts_tp = experts_cut(ModelShape.from_config(source.config), tp)
 
     def shard(self, name: str, tp_rank: int) -> Shard:
-        return cut(self._source.fused(name), self.tp, tp_rank, self.vocab)
+        fused = self._source.fused(name)
+        tp = self._experts_tp if fused.role in (Role.EXPERT_COLUMN, Role.EXPERT_ROW) else self.tp
+        return cut(fused, tp, tp_rank % tp, self.vocab)
 
     def local_shape(self, name: str, tp_rank: int) -> tuple[int, ...]:
         shard = self.shard(name, tp_rank)

@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from smtrain.core.model.families import ModelShape
 from smtrain.worker.checkpoint import dtypes
 from smtrain.worker.checkpoint.dtypes import Bits, DType
 from smtrain.worker.checkpoint.storage import Bounds, Place
@@ -165,23 +164,3 @@ class Cast(Wrapped):
 
     def stamp(self) -> Any:
         return [str(self._dtype), self._source.stamp()]
-
-
-class Upright(Wrapped):
-    """Another source's weights with the outputs of every linear first, as in all families but GPT-2 (Conv1D)."""
-
-    def __init__(self, source: WeightSource) -> None:
-        super().__init__(source)
-        self._turned = {spec.name for spec in ModelShape.from_config(source.config).specs if spec.turned}
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        shape = self._source.shape(name)
-        return shape[::-1] if name in self._turned else shape
-
-    def bits(self, name: str, bounds: Bounds, tally: Tally | None = None) -> Bits:
-        if name in self._turned:
-            return self._source.bits(name, bounds[::-1], tally).T
-        return self._source.bits(name, bounds, tally)
-
-    def seams(self, name: str) -> list[int]:
-        return [] if name in self._turned else self._source.seams(name)

@@ -1302,8 +1302,8 @@ MODEL = (
     ),
     case(
         "local",
-        {"model.rope": YARN, "export.megatron": True},
-        "no rotary embeddings of type yarn",
+        {"model.rope": {"type": "linear", "factor": 1.5}, "export.megatron": True},
+        "no rotary embeddings of type linear with a factor that is not whole",
         "leave it out",
     ),
     case(

@@ -98,15 +98,22 @@ def _of_experts(said: dict[str, Any], ep: int, etp: int) -> dict[str, Any]:
     names = ("moe_ffn_hidden_size", "moe_router_topk", "moe_router_pre_softmax", "moe_router_score_function")
     return {name: said[name] for name in (*names, "moe_layer_freq", "moe_router_dtype")} | {
         "num_moe_experts": said["num_experts"], "moe_router_load_balancing_type": "none", "moe_aux_loss_coeff": 0.0,
-        "moe_grouped_gemm": False, "moe_token_dispatcher_type": "alltoall" if ep > 1 and etp == 1 else "allgather",
-        "expert_model_parallel_size": ep, "expert_tensor_parallel_size": etp, "add_bias_linear": False,
+        "moe_token_dispatcher_type": "alltoall" if ep > 1 and etp == 1 else "allgather",
+        "expert_model_parallel_size": ep, "expert_tensor_parallel_size": etp,
     }  # fmt: skip
+
+
+_AS_THEY_ARE = (
+    "no_rope_freq", "window_size", "window_attn_skip_freq", "activation_func_clamp_value", "glu_linear_offset",
+    "softmax_type",
+)  # fmt: skip
 
 
 def one(task: dict[str, Any], tp: int, pp: int, t: int, p: int) -> None:
     import torch
     import torch.distributed as dist
     from megatron.core import dist_checkpointing, parallel_state
+    from megatron.core.fusions.fused_bias_geglu import quick_gelu
     from megatron.core.models.gpt.gpt_layer_specs import (
         get_gpt_decoder_block_spec,
         get_gpt_layer_local_spec,
@@ -124,6 +131,8 @@ def one(task: dict[str, Any], tp: int, pp: int, t: int, p: int) -> None:
     shape, said = normal.shape, arguments(task["config"], FP32, task["padded"], Megatron())
     plain, qwen3, gpt2 = shape.plain, shape.qk_norm == "head", shape.family == "gpt2"
     activation: Any = torch.nn.functional.gelu if plain else torch.nn.functional.silu
+    if said.get("quick_geglu"):
+        activation = quick_gelu
     if gpt2:
         activation = functools.partial(activation, approximate="tanh")  # --openai-gelu
     sized: dict[str, Any] = dict(
@@ -136,14 +145,16 @@ def one(task: dict[str, Any], tp: int, pp: int, t: int, p: int) -> None:
         hidden_dropout=0.0, attention_dropout=0.0, bias_activation_fusion=False, masked_softmax_fusion=False,
         gradient_accumulation_fusion=False, layernorm_epsilon=c.get("rms_norm_eps", 1e-5),
         tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp, **{
-            key: said[key] for key in ("no_rope_freq", "window_size", "window_attn_skip_freq") if key in said
+            key: said[key] for key in _AS_THEY_ARE if key in said
         },
     )  # fmt: skip
     experts = _of_experts(said, task["ep"], task["etp"])
     if experts:
         sized |= {**experts, "sequence_parallel": tp > 1, "bias_dropout_fusion": False, "apply_rope_fusion": False}
-        sized |= {"persist_layer_norm": False}
+        sized |= {"persist_layer_norm": False, "moe_grouped_gemm": task.get("grouped", False)}
     config = TransformerConfig(**sized)
+    for key in (key for key in said if key.startswith("yarn_")):
+        setattr(config, key, said[key])
     if experts:
         spec = get_gpt_decoder_block_spec(config, task["spec"] == "te", config.normalization)
     elif task["spec"] == "te":
@@ -152,7 +163,8 @@ def one(task: dict[str, Any], tp: int, pp: int, t: int, p: int) -> None:
         spec = get_gpt_layer_local_spec(normalization=config.normalization, qk_layernorm=qwen3)
     model = GPTModel(
         config, spec, vocab_size=task["padded"], max_sequence_length=64,
-        position_embedding_type="learned_absolute" if gpt2 else "rope",
+        position_embedding_type=said["position_embedding_type"],
+        rotary_base=10000 if normal.rope is None else normal.rope.theta,
         rotary_percent=1.0 if normal.rope is None else normal.rope.share,
         share_embeddings_and_output_weights=shape.tied,
         pre_process=p == 0, post_process=p == pp - 1, parallel_output=False,

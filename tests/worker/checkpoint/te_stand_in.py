@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import layer_norm, linear, rms_norm, scaled_dot_product_attention
 
-VERSION = "1.12.0"
-"""The first whose norms Megatron-core takes for queries and keys is 1.9; of 1.13 on it asks for more classes."""
+VERSION = "2.8.0"
+"""The first whose attention has sinks."""
 
 
 class _State(nn.Module):
@@ -35,9 +35,10 @@ class _State(nn.Module):
 class Linear(_State):
     def __init__(
         self, in_features: int, out_features: int, *, bias: bool, return_bias: bool, parallel_mode: str | None,
-        tp_size: int, tp_group: Any, **_: Any,
+        tp_size: int, tp_group: Any, sequence_parallel: bool, **_: Any,
     ) -> None:  # fmt: skip
         super().__init__()
+        self.sequence_parallel = sequence_parallel and tp_size > 1
         rows, columns = (tp_size if parallel_mode == mode else 1 for mode in ("column", "row"))
         self.in_features, self.out_features, self.use_bias = in_features, out_features, bias
         self.parallel_mode, self.return_bias, self.group, self.size = parallel_mode, return_bias, tp_group, tp_size
@@ -45,9 +46,15 @@ class Linear(_State):
         self.bias = nn.Parameter(torch.empty(out_features // rows)) if bias else None
 
     def forward(self, x: torch.Tensor, **_: Any) -> Any:
+        if self.parallel_mode == "column" and self.sequence_parallel:
+            parts = [torch.empty_like(x) for _ in range(self.size)]
+            dist.all_gather(parts, x.contiguous(), group=self.group)
+            x = torch.cat(parts)
         out = linear(x, self.weight)
         if self.parallel_mode == "row" and self.size > 1:
             dist.all_reduce(out, group=self.group)
+            if self.sequence_parallel:
+                out = out.chunk(self.size)[dist.get_rank(self.group)]
         if self.return_bias:
             return out, self.bias
         return out if self.bias is None else out + self.bias
@@ -83,11 +90,44 @@ class LayerNormLinear(Linear):
         return super().forward(_normed(x, self.layer_norm_weight, self.layer_norm_bias, self.eps), **more)
 
 
+class GroupedLinear(_State):
+    """A linear for each expert, `weightJ` and `biasJ`; with `return_bias` the biases are the caller's to add."""
+
+    def __init__(
+        self, num_gemms: int, in_features: int, out_features: int, *, bias: bool, return_bias: bool,
+        parallel_mode: str | None, tp_size: int, **_: Any,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        assert tp_size == 1  # Megatron-core cuts experts itself
+        self.num_gemms, self.use_bias, self.return_bias = num_gemms, bias, return_bias
+        self.fp8_meta, self.fp8, self.fp8_calibration = {"fp8_checkpoint": False}, False, False
+        for j in range(num_gemms):
+            setattr(self, f"weight{j}", nn.Parameter(torch.empty(out_features, in_features)))
+            if bias:
+                setattr(self, f"bias{j}", nn.Parameter(torch.empty(out_features)))
+
+    def init_fp8_metadata(self, num_gemms: int) -> None:
+        pass
+
+    def forward(self, x: torch.Tensor, m_splits: list[int], **_: Any) -> Any:
+        biases = [getattr(self, f"bias{j}") for j in range(self.num_gemms)] if self.use_bias else []
+        out = [linear(rows, getattr(self, f"weight{j}")) for j, rows in enumerate(x.split(m_splits))]
+        if self.return_bias:
+            return torch.cat(out), biases
+        return torch.cat([one + bias for one, bias in zip(out, biases, strict=True)] if biases else out)
+
+
 class DotProductAttention(_State):
     """Causal attention of (position, sequence, head, dimension); its state may be missing, as the real one's may."""
 
-    def __init__(self, window_size: tuple[int, int] | None = None, **_: Any) -> None:
+    def __init__(
+        self, num_attention_heads: int, tp_size: int, window_size: tuple[int, int] | None = None,
+        softmax_type: str = "vanilla", **_: Any,
+    ) -> None:  # fmt: skip
         super().__init__()
+        self.softmax_offset = (
+            nn.Parameter(torch.zeros(num_attention_heads // tp_size)) if softmax_type == "learnable" else None
+        )
         self.window = None if window_size is None else window_size[0]
         self.register_load_state_dict_post_hook(lambda _, found: found.missing_keys.clear())
 
@@ -96,7 +136,13 @@ class DotProductAttention(_State):
         k, v = (x.repeat_interleave(repeats, 2) for x in (k, v))
         q, k, v = (x.permute(1, 2, 0, 3) for x in (q, k, v))
         seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril()
-        out = scaled_dot_product_attention(q, k, v, seen if self.window is None else seen.triu(-self.window))
+        seen = seen if self.window is None else seen.triu(-self.window)
+        if self.softmax_offset is None:
+            out = scaled_dot_product_attention(q, k, v, seen)
+        else:
+            scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~seen, float("-inf"))
+            sinks = self.softmax_offset.reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+            out = torch.cat([scores, sinks], -1).softmax(-1)[..., :-1] @ v
         return out.permute(2, 0, 1, 3).flatten(2)
 
 
@@ -106,12 +152,17 @@ def _normed(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, ep
 
 def install() -> None:
     """Let `import transformer_engine` find these."""
-    classes = (Linear, LayerNorm, RMSNorm, LayerNormLinear, DotProductAttention)
-    unused = ["GroupedLinear", "CudaRNGStatesTracker", "DelayedScaling", "FP8GlobalStateManager", "Float8Tensor"]
+    classes = (Linear, LayerNorm, RMSNorm, LayerNormLinear, GroupedLinear, DotProductAttention)
+    unused = ["CudaRNGStatesTracker", "DelayedScaling", "FP8GlobalStateManager", "Float8Tensor", "Sequential"]
+    unused += ["FusibleOperation", "QuantizedTensor"]
+    router = ("fused_compute_score_for_moe_aux_loss", "fused_moe_aux_loss", "fused_topk_with_score_function")
     empty = {name: type(name, (nn.Module,), {}) for name in unused}
     modules: dict[str, dict[str, Any]] = {
         "": {"__version__": VERSION},
-        "pytorch": {**{kind.__name__: kind for kind in classes}, "GroupedLinear": empty["GroupedLinear"]},
+        "pytorch": {kind.__name__: kind for kind in classes},
+        "pytorch.ops": {name: empty[name] for name in ("Sequential", "FusibleOperation")},
+        "pytorch.router": dict.fromkeys(router),
+        "pytorch.tensor": {"QuantizedTensor": empty["QuantizedTensor"]},
         "pytorch.distributed": {
             "CudaRNGStatesTracker": empty["CudaRNGStatesTracker"],
             "activation_recompute_forward": None,

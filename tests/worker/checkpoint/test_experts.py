@@ -216,6 +216,39 @@ def test_mxfp4_is_widened_as_transformers_does_it(tmp_path: Path) -> None:
     assert "mxfp4" in remarks(read_config(tmp_path / "hf"), 8)[0]
 
 
+@pytest.mark.parametrize("form", ["torch_dist", pytest.param("torch", marks=pytest.mark.full)])
+def test_gpt_oss_has_its_experts_one_by_one_in_megatron(tmp_path: Path, form: Any) -> None:
+    """Gate above up, outputs first; the sinks and biases by their names in Megatron-core."""
+    dense = packed(tmp_path / "hf")
+    convert(tmp_path / "hf", tmp_path / "mg", to=Megatron(form=form, vocab_divisor=8))
+    if form == "torch_dist":
+        held, at = stored(tmp_path / "mg/iter_0000001"), "decoder.layers"
+    else:
+        held = torch.load(tmp_path / "mg/iter_0000001/mp_rank_00/model_optim_rng.pt", weights_only=False)["model"]
+        held, at = {k: v[None] for k, v in held.items() if v is not None}, "decoder.layers.0"
+    ours = {name.removeprefix("model.layers.0."): one for name, one in dense.items()}
+    both, down = (ours[f"mlp.experts.{name}_proj"] for name in ("gate_up", "down"))
+    for j in range(3):
+        expert = (
+            (lambda name, j=j: held[f"{at}.mlp.experts.experts.{name}"][0, j])
+            if form == "torch_dist"
+            else (lambda name, j=j: held[f"{at}.mlp.experts.local_experts.{j}.{name}"][0])
+        )
+        assert torch.equal(expert("linear_fc1.weight"), torch.cat([both[j].T[::2], both[j].T[1::2]]))
+        assert torch.equal(expert("linear_fc2.weight"), down[j].T)
+        bias = ours["mlp.experts.gate_up_proj_bias"][j]
+        assert torch.equal(expert("linear_fc1.bias"), torch.cat([bias[::2], bias[1::2]]))
+        assert torch.equal(expert("linear_fc2.bias"), ours["mlp.experts.down_proj_bias"][j])
+    for name, own in (
+        ("self_attention.core_attention.softmax_offset", "self_attn.sinks"),
+        ("mlp.router.bias", "mlp.router.bias"),
+        ("mlp.router.weight", "mlp.router.weight"),
+    ):
+        assert torch.equal(held[f"{at}.{name}"][0], ours[own])
+    convert(tmp_path / "mg", tmp_path / "back", to=HuggingFace())
+    assert same(bits(load_file(tmp_path / "back/model.safetensors")), bits(dense))
+
+
 def test_damaged_mxfp4_is_refused_by_what_is_wrong(tmp_path: Path) -> None:
     packed(tmp_path / "hf")
     file, name = tmp_path / "hf/model.safetensors", "model.layers.0.mlp.experts.down_proj"
@@ -302,6 +335,9 @@ def test_faults_of_experts_are_named(tmp_path: Path) -> None:
         open_weights(tmp_path / "mg", dense)
     with pytest.raises(CheckpointError, match=r"router.weight has shape \[4, 16\], and config.json asks for \[8, 16\]"):
         open_weights(tmp_path / "mg", {**QWEN, "num_experts": 8})
+    hf_folder(tmp_path / "unbiased", {**GPT_OSS, "attention_bias": False})
+    with pytest.raises(CheckpointError, match="attention_bias false, and Megatron-core gives biases to attention"):
+        convert(tmp_path / "unbiased", tmp_path / "out", to=Megatron())
     with pytest.raises(CheckpointError, match="not converted from or to Nxd"):
         convert(hf, tmp_path / "nxd", to=Nxd(tp=2))
     assert verify(tmp_path / "mg") == len(weights)

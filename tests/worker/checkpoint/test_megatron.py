@@ -399,13 +399,15 @@ def test_biases_of_one_kind_are_refused(tmp_path: Path) -> None:
 LONG = {"rope_type": "longrope", "short_factor": [1.0, 1.0], "long_factor": [2.0, 2.0]}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 ORIGINAL = "original_max_position_embeddings"
+YARN = {"rope_type": "yarn", "factor": 4.0, ORIGINAL: 32}
 
 
 @pytest.mark.parametrize(
     ("rope", "more"),
     [
         (LONG, {"model_type": "phi3", ORIGINAL: 32}),
-        ({"rope_type": "yarn", "factor": 2.0, ORIGINAL: 32}, {}),
+        ({**YARN, "attention_factor": 1.5}, {}),
+        (YARN, {"model_type": "gpt_neox", "rotary_pct": 0.5, "use_parallel_residual": False}),
         ({"rope_type": "linear", "factor": 1.5}, {}),
         ({**LLAMA3, ORIGINAL: 4096}, {}),
     ],
@@ -424,3 +426,6 @@ def test_scaled_positions_that_megatron_has_are_in_its_arguments() -> None:
     llama3 = arguments({**LLAMA, "rope_scaling": {**LLAMA3, ORIGINAL: 8192}}, FP32, 64, Megatron())
     assert (llama3["rope_scaling_factor"], llama3["use_rope_scaling"]) == (8.0, True)
     assert "rotary_seq_len_interpolation_factor" not in llama3
+    yarn = arguments({**LLAMA, "rope_scaling": YARN}, FP32, 64, Megatron())
+    assert (yarn["position_embedding_type"], yarn["yarn_original_max_position_embeddings"]) == ("yarn", 32)
+    assert (yarn["yarn_mscale"], yarn["yarn_mscale_all_dim"], yarn["yarn_beta_fast"]) == (1.0, 0.0, 32.0)

@@ -32,6 +32,7 @@ BASE: dict[str, Any] = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 101,
     "tie_word_embeddings": False, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
 }  # fmt: skip
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 CONFIGS = {
     "llama": {**BASE, "model_type": "llama", "num_key_value_heads": 2},
     "llama-tied": {**BASE, "model_type": "llama", "num_key_value_heads": 2, "tie_word_embeddings": True},
@@ -39,6 +40,8 @@ CONFIGS = {
     "qwen2": {**BASE, "model_type": "qwen2", "num_key_value_heads": 2, "rope_theta": 10000.0},
     "qwen2-tied": {**BASE, "model_type": "qwen2", "num_key_value_heads": 2, "tie_word_embeddings": True},
     "qwen3": {**BASE, "model_type": "qwen3", "num_key_value_heads": 2, "head_dim": 16, "rope_theta": 10000.0},
+    "qwen3-yarn": {**BASE, "model_type": "qwen3", "num_key_value_heads": 2, "head_dim": 16}
+    | {"rope_parameters": {"rope_theta": 1e4, **YARN, "mscale": 1.0, "mscale_all_dim": 0.5}},
     "smollm3": {**BASE, "model_type": "smollm3", "num_key_value_heads": 2, "no_rope_layers": [1, 0], "pad_token_id": 0}
     | {"rope_theta": 10000.0},
     "smollm3-biased": {**BASE, "model_type": "smollm3", "num_key_value_heads": 2, "attention_bias": True}
@@ -72,6 +75,8 @@ EXPERTS: dict[str, dict[str, Any]] = {
     "qwen3_moe-mixed": {**_MOE, "mlp_only_layers": [0], "tie_word_embeddings": True},
     "mixtral": {**BASE, "model_type": "mixtral", "num_key_value_heads": 2, "num_local_experts": 4, "rope_theta": 1e4}
     | {"num_experts_per_tok": 2, "sliding_window": None},
+    "gpt_oss": {**BASE, "model_type": "gpt_oss", "num_key_value_heads": 2, "head_dim": 8, "num_local_experts": 4}
+    | {"num_experts_per_tok": 2, "sliding_window": 4, "router_aux_loss_coef": 0.001, "num_hidden_layers": 4},
 }
 SPECS: Any = ["local", "te"]
 IDS = [[1, 5, 9, 100, 7, 3, 2, 50, 51, 52]]

@@ -8,22 +8,50 @@ from typing import Any
 from smtrain.core.errors import CheckpointError
 from smtrain.core.model.families import refuse_elsewhere
 from smtrain.core.model.hf_config import HFConfig, normalise
-from smtrain.core.model.rope import Rope, megatron_rope_lack
+from smtrain.core.model.rope import BORDERS, ORIGINAL, Rope, megatron_rope_lack
 from smtrain.worker.checkpoint.dtypes import BF16, FP16, DType
 from smtrain.worker.checkpoint.targets import Megatron
 from smtrain.worker.checkpoint.torch_files.pickling import Name
+
+_GPT_OSS = {
+    "quick_geglu": True, "activation_func_clamp_value": 7.0, "glu_linear_offset": 1.0, "softmax_type": "learnable",
+    "bias_dropout_fusion": False,
+}  # fmt: skip
+"""Its experts' activation, (up + 1) * gate * sigmoid(1.702 gate) of bounded numbers, and the sinks of its attention;
+Megatron-core's grouped experts refuse biases with that fusion."""
 
 
 def _rotary(rope: Rope | None) -> dict[str, Any]:
     if rope is None:
         return {}
     return {
+        "position_embedding_type": "yarn" if rope.kind == "yarn" else "rope",
         "rotary_base": rope.theta,
         "rotary_percent": rope.share,
         "rotary_interleaved": False,
         "use_rope_scaling": rope.kind == "llama3",
         "rope_scaling_factor": rope.settings.get("factor", 8.0),
         **({"rotary_seq_len_interpolation_factor": int(rope.settings["factor"])} if rope.kind == "linear" else {}),
+        **(_yarn(rope) if rope.kind == "yarn" else {}),
+    }
+
+
+def _yarn(rope: Rope) -> dict[str, Any]:
+    """The settings of YaRN by the names of Megatron-core's configuration, some also by those of pretrain_gpt.py."""
+    s = rope.settings
+    both = bool(s.get("mscale") and s.get("mscale_all_dim"))
+    scale, over = (s["mscale"], s["mscale_all_dim"]) if both else (1.0, 0.0)
+    return {
+        "yarn_rotary_scaling_factor": s["factor"],
+        "yarn_original_max_position_embeddings": s[ORIGINAL],
+        "yarn_beta_fast": s.get("beta_fast") or float(BORDERS["beta_fast"]),
+        "yarn_beta_slow": s.get("beta_slow") or 1.0,
+        "yarn_mscale": scale,
+        "yarn_mscale_all_dim": over,
+        "yarn_correction_range_round_to_int": s.get("truncate", True),
+        "rotary_scaling_factor": s["factor"],
+        "mscale": scale,
+        "mscale_all_dim": over,
     }
 
 
@@ -74,7 +102,14 @@ def arguments(config: Mapping[str, Any], dtype: DType, vocab: int, to: Megatron)
     if lack := megatron_rope_lack(normal.rope):
         raise CheckpointError(f"{lack}: convert to hf or native.", code="checkpoint.other_model")
     shape, rope = normal.shape, normal.rope
-    if shape.rules.megatron and shape.o_bias != shape.mlp_bias:
+    oss = shape.rules.sinks
+    if oss and not shape.o_bias:
+        raise CheckpointError(
+            "config.json has attention_bias false, and Megatron-core gives biases to attention, routers and experts, "
+            "or leaves them all out: convert to hf or native.",
+            code="checkpoint.other_model",
+        )
+    if shape.rules.megatron and not oss and shape.o_bias != shape.mlp_bias:
         raise CheckpointError(
             "config.json gives biases to only one of o_proj and the MLP, and Megatron-core gives them to both or none: "
             "convert to hf or native.",
@@ -102,12 +137,12 @@ def arguments(config: Mapping[str, Any], dtype: DType, vocab: int, to: Megatron)
         "decoder_last_pipeline_num_layers": to.last_stage_layers,
         "expert_model_parallel_size": 1,
         "context_parallel_size": 1,
-        "swiglu": not plain,
+        "swiglu": not plain and not oss,
         "normalization": "LayerNorm" if plain else "RMSNorm",
         "norm_epsilon": normal.eps,
         "openai_gelu": learned and normal.activation != "gelu",
         "bias_gelu_fusion": False,
-        "position_embedding_type": "learned_absolute" if learned else "rope",
+        "position_embedding_type": "learned_absolute",
         "add_position_embedding": True,
         "use_rotary_position_embeddings": not learned,
         **_rotary(rope),
@@ -122,6 +157,7 @@ def arguments(config: Mapping[str, Any], dtype: DType, vocab: int, to: Megatron)
         "transformer_impl": "local" if to.spec == "local" else "transformer_engine",
         **(_layers(normal) if shape.rules.megatron else {}),
         **_experts(normal),
+        **(_GPT_OSS if oss else {}),
         "ckpt_format": to.form,
         "iteration": 1,
         "consumed_train_samples": 0,

@@ -126,6 +126,6 @@ def _views(location: Place, name: str, slab: Slab, is_first: bool, count: int) -
 def experts_tp(fused: Fused, slab: Slab) -> int | None:
     """The tensor-parallel degree inside an expert, by the size of its part; None for all other tensors."""
     dim = {Role.EXPERT_COLUMN: 0, Role.EXPERT_ROW: 1}.get(fused.role)
-    if dim is None or len(slab.shape) != 2 or not slab.shape[dim]:
+    if dim is None or len(slab.shape) <= dim or not slab.shape[dim]:
         return None
     return max(1, fused.shape[dim] // slab.shape[dim])

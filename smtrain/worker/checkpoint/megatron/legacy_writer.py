@@ -23,6 +23,7 @@ from smtrain.worker.checkpoint.megatron.names import (
     Chunks,
     Spelling,
     chunks,
+    experts_cut,
     is_before_experts,
     mesh_faults,
     spelled,
@@ -40,7 +41,7 @@ REPLACES = (ITERATION, TRACKER)
 
 def stage_layers(shape: ModelShape, to: Megatron) -> Chunks:
     """Deal the layers to stages; raises ConfigError with every reason why Megatron cannot cut the model so."""
-    if faults := mesh_faults(shape, to.tp, to.pp):
+    if faults := mesh_faults(shape, to.tp, to.pp, experts_cut(shape, to.tp)):
         raise ConfigError(faults, code="config.combination")
     if to.layers_per_stage is not None and (to.first_stage_layers or to.last_stage_layers):
         raise ConfigError(

@@ -18,6 +18,7 @@ from smtrain.core.errors import ConfigError
 from smtrain.core.model.families import FAMILIES, ModelShape, Role, Spec
 from smtrain.core.model.layout import Shard
 from smtrain.core.text import with_article
+from smtrain.worker.checkpoint.upright import PARTS, upright_parts
 
 Spelling = Literal["te", "local"]
 """Megatron's layer specs, which name the norms differently."""
@@ -40,6 +41,7 @@ _LEAVES = {
     "mlp.gate_up_proj": "mlp.linear_fc1",
     "mlp.down_proj": "mlp.linear_fc2",
     "mlp.gate": "mlp.router",
+    "mlp.router": "mlp.router",
     "block_sparse_moe.gate": "mlp.router",
     "attention.query_key_value": "self_attention.linear_qkv",
     "attention.dense": "self_attention.linear_proj",
@@ -52,6 +54,7 @@ _LEAVES = {
     "mlp.c_fc": "mlp.linear_fc1",
     "mlp.c_proj": "mlp.linear_fc2",
 }
+_SINKS = "self_attention.core_attention.softmax_offset"
 _TE = {"input_layernorm.": "self_attention.linear_qkv.layer_norm_", "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_"}
 
 
@@ -84,7 +87,7 @@ class Fused:
 
 def table(shape: ModelShape) -> tuple[Fused, ...]:
     """All tensors of a model in the order of the forward pass; of a tied pair only the embedding."""
-    specs = {spec.name: spec.upright() for spec in shape.specs}
+    specs = {name: part.spec for name, part in upright_parts(shape).items()}
     return tuple(fused for spec in specs.values() if (fused := _fused(shape, specs, spec)) is not None)
 
 
@@ -109,7 +112,10 @@ def _fused(shape: ModelShape, specs: dict[str, Spec], spec: Spec) -> Fused | Non
         return Fused(f"decoder.final_layernorm.{kind}", (spec.name,), spec.role, spec.shape, whole)
     number, _, leaf = stem.removeprefix(f"{family.prefix}.{family.layers}.").partition(".")
     if family.experts is not None and spec.expert is not None:
-        return _expert(spec, f"decoder.layers.{number}.mlp.experts.experts.{spec.expert}", family.experts.parts)
+        path = f"decoder.layers.{number}.mlp.experts.experts.{spec.expert}"
+        return _expert(spec, path, PARTS if family.experts.stacked else family.experts.parts)
+    if spec.role is Role.SINK:
+        return Fused(f"decoder.layers.{number}.{_SINKS}", (spec.name,), spec.role, spec.shape, whole)
     if leaf not in _LEAVES:
         return None  # k, v and up are stored with q and gate
     key, block = f"decoder.layers.{number}.{_LEAVES[leaf]}.{kind}", spec.name.rsplit(".", 2)[0]
@@ -170,8 +176,14 @@ def cut(fused: Fused, tp: int, t: int, vocab: int) -> Shard:
     return Shard(0, ((t * each, (t + 1) * each),), each)
 
 
-def mesh_faults(shape: ModelShape, tp: int, pp: int) -> list[str]:
-    """All reasons why Megatron, which repeats no key/value heads, cannot cut a model so."""
+def experts_cut(shape: ModelShape, tp: int) -> int:
+    """The tensor-parallel degree inside experts: Megatron-core cuts none that have biases."""
+    names = shape.rules.experts
+    return 1 if names is not None and names.stacked else tp
+
+
+def mesh_faults(shape: ModelShape, tp: int, pp: int, etp: int = 1) -> list[str]:
+    """All reasons why Megatron, which repeats no key/value heads, cannot cut a model so; `etp` is tp inside experts."""
     faults = []
     if shape.kv_heads % tp:
         faults.append(
@@ -180,8 +192,8 @@ def mesh_faults(shape: ModelShape, tp: int, pp: int) -> list[str]:
         )
     if any(kind.experts is None for kind in shape.kinds) and shape.intermediate % tp:
         faults.append(f"tp = {tp} does not divide the model's intermediate size {shape.intermediate}")
-    if shape.experts is not None and shape.experts.width % tp:
-        faults.append(f"tp = {tp} does not divide the {shape.experts.width} units of the model's experts")
+    if shape.experts is not None and shape.experts.width % etp:
+        faults.append(f"tp = {etp} does not divide the {shape.experts.width} units of the model's experts")
     if pp > shape.layers:
         faults.append(f"pp = {pp} is more than the model's {shape.layers} layers")
     return faults
@@ -273,5 +285,5 @@ def ignored(key: str) -> bool:
     return (
         key.endswith(("_extra_state", "inv_freq", ".rotary_pos_emb"))
         or "._extra_state/" in key
-        or "core_attention" in key
+        or ("core_attention" in key and not key.endswith(_SINKS))
     )

@@ -42,6 +42,7 @@ _MODULE = "torch.distributed.checkpoint.metadata"
 _NOTHING_AT, _NOTHING = "__states_0.distcp", torchzip_writer.alone("archive", dumps([None]))
 """The state of Transformer Engine's layers without fp8: None, stored once for all of them."""
 _STATES = ("self_attention.linear_qkv", "self_attention.linear_proj")
+_ATTENTION = "self_attention.core_attention"
 _LINEARS = ("linear_fc1", "linear_fc2")
 
 
@@ -161,7 +162,8 @@ def _states(shape: ModelShape) -> Iterator[str]:
     """The keys of the fp8 states that Megatron asks for."""
     for i, kind in enumerate(shape.by_layer):
         path, at, of = (f"decoder.layers.{i}", (), ()) if shape.sparse else ("decoder.layers", (i,), (shape.layers,))
-        for linear in (*_STATES, *(f"mlp.{fc}" for fc in _LINEARS if kind.experts is None)):
+        own = (*_STATES, _ATTENTION) if shape.rules.sinks else _STATES  # a module with parameters has a state
+        for linear in (*own, *(f"mlp.{fc}" for fc in _LINEARS if kind.experts is None)):
             yield f"{path}.{linear}._extra_state/shard_{_joined(at or (0,))}_{_joined(of or (1,))}"
         if kind.experts is not None:
             for expert, fc in product(range(kind.experts.count), _LINEARS):

@@ -1,0 +1,134 @@
+"""Parameters as Megatron stores them: the outputs of each linear first, and each expert's linears for themselves.
+
+GPT-2's files have the inputs first. gpt-oss's have one tensor for the linears of all experts of a layer, the inputs
+first, with the outputs of gate and up in turn.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from smtrain.core.model.families import ModelShape, Role, Spec
+from smtrain.worker.checkpoint.dtypes import Bits, DType
+from smtrain.worker.checkpoint.sources import WeightSource, Wrapped
+from smtrain.worker.checkpoint.storage import Bounds
+from smtrain.worker.checkpoint.tensor_ranges import Tally
+
+PARTS = ("gate_proj", "up_proj", "down_proj")
+"""Names of the linears of an expert that is a part of a tensor of all experts."""
+
+
+@dataclass(frozen=True)
+class UprightPart:
+    """A parameter with its outputs first, and its place in a stored one."""
+
+    spec: Spec
+    of: str
+    """The stored parameter."""
+    turned: bool = False
+    """The stored one has the inputs first."""
+    expert: int | None = None
+    """Its number in the stored one, whose first dimension counts the experts; None if that is not so."""
+    start: int = 0
+    step: int = 1
+    """Its outputs are those of the stored one from `start` on, every `step`-th."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has all numbers of the stored one."""
+        return self.expert is None
+
+    def read(self, source: WeightSource, bounds: Bounds, tally: Tally | None) -> Bits:
+        """The part within `bounds` of this parameter, from the source of the stored one."""
+        (a, b), *inputs = bounds
+        outputs = (a * self.step + self.start, max(a, b - 1) * self.step + self.start + (b > a))
+        stored = [*inputs, outputs] if self.turned else [outputs, *inputs]
+        if self.expert is None:
+            bits = source.bits(self.of, stored, tally)
+        else:
+            bits = source.bits(self.of, [(self.expert, self.expert + 1), *stored])[0]
+        upright: Bits = bits.T if self.turned else bits
+        return upright[:: self.step]
+
+    def within(self, bounds: Bounds) -> tuple[Bounds, tuple[Any, ...]] | None:
+        """Within a window of the stored parameter: (bounds of this one, where they are in the window).
+
+        None if the window has no number of it.
+        """
+        at: tuple[Any, ...] = ()
+        if self.expert is not None:
+            (low, high), *bounds = bounds
+            if not low <= self.expert < high:
+                return None
+            at = (self.expert - low,)
+        (low, high), inputs = (bounds[-1], bounds[:-1]) if self.turned else (bounds[0], bounds[1:])
+        a, b = (max(0, -(-(edge - self.start) // self.step)) for edge in (low, high))
+        if a >= b:
+            return None
+        outputs = slice(a * self.step + self.start - low, None, self.step)
+        whole = (slice(None),) * len(inputs)
+        return [(a, b), *inputs], (*at, *((*whole, outputs) if self.turned else (outputs, *whole)))
+
+
+def upright_parts(shape: ModelShape) -> dict[str, UprightPart]:
+    """All parameters of a model as Megatron stores them, by name, in the order of the forward pass."""
+    return {part.spec.name: part for spec in shape.specs for part in _parts(shape, spec)}
+
+
+def _parts(shape: ModelShape, spec: Spec) -> Iterator[UprightPart]:
+    if not spec.stacked:
+        size = spec.shape[::-1] if spec.turned else spec.shape
+        yield UprightPart(replace(spec, shape=size, turned=False), spec.name, spec.turned)
+        return
+    experts, *inputs, outputs = spec.shape
+    path, _, leaf = spec.name.rpartition(".")
+    leaf, kind = leaf.removesuffix("_bias"), "bias" if leaf.endswith("_bias") else "weight"
+    assert shape.rules.experts is not None
+    down = leaf == shape.rules.experts.parts[2]
+    step = 1 if down else 2
+    role = Role.EXPERT_COLUMN if not down else Role.EXPERT_ROW if inputs else Role.EXPERTS_SUM
+    for j in range(experts):
+        for start, name in enumerate(PARTS[2:] if down else PARTS[:2]):
+            own = Spec(f"{path}.{j}.{name}.{kind}", role, (outputs // step, *inputs), expert=j)
+            yield UprightPart(own, spec.name, bool(inputs), j, start, step)
+
+
+class Upright(Wrapped):
+    """Another source's weights as `upright_parts` names them."""
+
+    def __init__(self, source: WeightSource) -> None:
+        super().__init__(source)
+        self._parts = upright_parts(ModelShape.from_config(source.config))
+        self._checked: set[str] = set()
+        self._lock = threading.Lock()
+
+    def names(self) -> list[str]:
+        return sorted(self._parts)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._parts[name].spec.shape
+
+    def dtype(self, name: str) -> DType:
+        return self._source.dtype(self._parts[name].of)
+
+    def bits(self, name: str, bounds: Bounds, tally: Tally | None = None) -> Bits:
+        return self._parts[name].read(self._source, bounds, tally)
+
+    def stored_with(self, name: str) -> tuple[str, ...]:
+        return (name,)
+
+    def seams(self, name: str) -> list[int]:
+        part = self._parts[name]
+        return self._source.seams(part.of) if part.is_whole and not part.turned else []
+
+    def check(self, name: str, tally: Tally | None = None) -> None:
+        part = self._parts[name]
+        if not part.is_whole:  # one tensor of many parameters: check it once
+            with self._lock:
+                if part.of in self._checked:
+                    return
+                self._checked.add(part.of)
+        self._source.check(part.of, tally if part.is_whole else None)
