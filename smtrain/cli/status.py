@@ -45,6 +45,8 @@ def status(job: options.JobName, target: options.Where = None) -> None:
         losses = [r["loss"] for r in records if "loss" in r]
         numbers = "  ".join(f"{name} {value}" for name, value in progress.numbers()[1:])
         say(f"step:        {progress.last['step']:.0f}  {numbers}  {sparkline(losses, 40)}")
+        for text in handle.warnings:
+            say(f"warning:     {text}")
     if planned := plan_tag.read(handle.target.tags(described)):
         rates = [r["tokens_per_s"] for r in records if "tokens_per_s" in r]
         say(f"plan:        {plan_tag.compare(planned, median(rates) if rates else None)}")

@@ -54,6 +54,7 @@ def card(job: Job) -> str:
     progress = Progress(job.name, job.target.name, job.target.region_name(), job=description)
     for record in records:
         progress.note(record)
+    progress.warnings = job.warnings if records else []
     failure = str(job.explain()) if description["TrainingJobStatus"] == "Failed" else ""
     return block(progress, hint=curves(progress), failure=failure)
 

@@ -83,6 +83,8 @@ class LivePanel:
         if cost:
             forms = [f"cost {form}" for form in cost.forms()]
             yield Text(next((form for form in forms if len(form) <= room), forms[-1]), "dim")
+        for text in p.warnings:
+            yield Text(clean(text), "yellow")
         if p.trouble:
             yield Text(clean(p.trouble), "yellow")
 

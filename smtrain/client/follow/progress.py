@@ -14,7 +14,7 @@ from smtrain.client.follow.machines import shown
 from smtrain.client.follow.money import Spent, cost_of
 from smtrain.core.config.units import spell
 from smtrain.core.facts.sagemaker import ENDED
-from smtrain.core.protocol.log_lines import PROFILE, Line, machine_record, step_record
+from smtrain.core.protocol.log_lines import PROFILE, Line, machine_record, step_record, warning
 from smtrain.core.protocol.requests import groups_of
 
 _RATE_STEPS = 20
@@ -44,6 +44,8 @@ class Progress:
     """(step, held-out loss) of the validations so far."""
     machines: dict[str, dict[str, float]] = field(default_factory=dict)
     """The last report of each host about its machine."""
+    warnings: list[str] = field(default_factory=list)
+    """Findings about the training's health, each with its remedy."""
     profile: str = ""
     """The job's report of which part of a step takes how long, if any."""
     _heard: float = field(default_factory=time.monotonic)
@@ -61,6 +63,8 @@ class Progress:
                     self._steps.append((event.timestamp, record["step"]))
             elif used := machine_record(event.text):
                 self.machines[event.host] = used
+            elif found := warning(event.text):
+                self.warnings.append(found)
             elif event.text.startswith(PROFILE):
                 self.profile = event.text.removeprefix(PROFILE)
 
@@ -134,9 +138,12 @@ class Progress:
             ("loss", "loss", "{:.4f}"), ("grad_norm", "grad norm", "{:.3f}"), ("tokens_per_s", "tokens/s", "{:,.0f}"),
             ("mfu", "MFU", "{:.1%}"), ("rewards/margins", "margin", "{:.4f}"),
             ("rewards/accuracies", "accuracy", "{:.0%}"), ("experts/load_max", "busiest expert", "{:.1f} x mean"),
+            ("experts/entropy", "router entropy", "{:.2f}"),
         ):  # fmt: skip
             if key in last:
                 numbers.append((name, form.format(last[key])))
+        if last.get("experts/dropped"):
+            numbers.append(("dropped", f"{last['experts/dropped']:.1%}"))
         if last.get("data_wait", 0.0) >= _WORTH_SAYING:
             numbers.append(("data wait", f"{last['data_wait']:.0%}"))
         if self.validated:

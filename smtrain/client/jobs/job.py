@@ -17,7 +17,7 @@ from smtrain.core import text
 from smtrain.core.errors import JobError
 from smtrain.core.facts.sagemaker import ENDED, TargetName
 from smtrain.core.interrupts import poll
-from smtrain.core.protocol.log_lines import STEP_PATTERN, Line, step_records
+from smtrain.core.protocol.log_lines import STEP_PATTERN, WARNING, Line, step_records, warning
 from smtrain.core.public import public_class
 
 if TYPE_CHECKING:
@@ -143,6 +143,11 @@ class Job:
     def records(self) -> list[dict[str, float]]:
         """One mapping per logged step: step, loss, grad_norm, lr, tokens_per_s, mfu; and `of`, the last step."""
         return step_records(self._read(pattern=STEP_PATTERN))
+
+    @property
+    def warnings(self) -> list[str]:
+        """Findings about the training's health, each with its remedy: `at step 40 the router of layer 1 ...`."""
+        return [text for line in self._read(pattern=f'"{WARNING}"') if (text := warning(line.text))]
 
     @property
     def loss(self) -> list[float]:

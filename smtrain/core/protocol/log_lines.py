@@ -12,6 +12,8 @@ STEP_PATTERN = '"step="'
 SOFTWARE, PROFILE, MACHINE = "software: ", "profile: ", "machine: "
 """Beginnings of the lines with a train job's versions, with the time of each part of a step, and with a host's use of
 its machine."""
+WARNING = "warning: at step "
+"""Beginning of a line with a finding about a training's health, told once in an attempt."""
 INSTALLED_PATTERN = '"installed "'
 """CloudWatch's filter pattern for the line with the packages that a host installed when it started."""
 _INSTALLED = re.compile(r"^installed (.+) in ([0-9]{1,6}\.[0-9]) s$")
@@ -68,6 +70,11 @@ def step_record(text: str) -> dict[str, float] | None:
         return None
     numbers = {key: float(value) for key, value in _PAIR.findall(text)}
     return {key: value for key, value in numbers.items() if key != "of" or isfinite(value)}
+
+
+def warning(text: str) -> str | None:
+    """The finding of a line about a training's health; None for other lines."""
+    return text.removeprefix("warning: ") if text.startswith(WARNING) else None
 
 
 def installed(text: str) -> tuple[str, float] | None:

@@ -22,10 +22,12 @@ from smtrain.core.protocol.log_lines import (
     PROFILE,
     SOFTWARE,
     STEP_PATTERN,
+    WARNING,
     Line,
     machine_record,
     step_record,
     step_records,
+    warning,
 )
 from smtrain.core.protocol.requests import is_of_here, rate_changes, stage_of
 from smtrain.plane.hosts import known
@@ -80,6 +82,8 @@ class RunAccount:
     """Versions in the log of the newest train job."""
     profile: str | None = None
     """Time of each part of a step, if its log says."""
+    warnings: tuple[str, ...] = ()
+    """Findings about the health of the newest train job, each with its remedy."""
     machines: dict[str, list[dict[str, float]]] = field(default_factory=dict)
     """By host, the use of its machine in the newest train job, minute by minute."""
     commit: str | None = None
@@ -130,6 +134,7 @@ def gather(name: str, target: TargetName | None = None) -> RunAccount:
         evaluation=evaluation if isinstance(evaluation, dict) else None,
         texts=tuple(texts) if isinstance(texts, list) else (),
         software=_line(account, SOFTWARE), profile=_line(account, PROFILE),
+        warnings=tuple(text for line in _lines(account, WARNING) if (text := warning(line.text))),
     )  # fmt: skip
 
 

@@ -187,6 +187,8 @@ def _charts(records: Sequence[dict[str, float]], marks: Sequence[tuple[float, st
             chart("load of the busiest expert over the mean, log", busiest, log=True, marks=marks),
             chart("entropy of the router, 1 if all experts are alike", of("experts/entropy"), marks=marks),
         ]
+    if any(share for _, share in of("experts/dropped")):
+        drawn.append(chart("share of choices beyond an expert's capacity", of("experts/dropped"), marks=marks))
     drawn += [
         chart("gradient norm", of("grad_norm"), log=True, marks=marks),
         chart("learning rate", of("lr"), marks=marks),

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
 from smtrain.core.errors import SmtrainError
+from smtrain.core.protocol.log_lines import WARNING
 from smtrain.worker.engine.base import PairMetrics, RoutingMetrics, StepResult
 from smtrain.worker.train.entry import PATIENCE as SAY_SECONDS
 from smtrain.worker.train.entry import say, unwaiting_stderr
@@ -128,7 +129,9 @@ class LossWatch:
 class RoutingWatch:
     """Notices a router that has collapsed: nearly all tokens of a layer choose the same experts, step after step."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, frozen: bool = False) -> None:
+        """Routers are `frozen` if only adapters are trained: no auxiliary loss moves them."""
+        self._remedy = "lower train.lr" if frozen else "raise train.aux_loss, or lower train.lr"
         self._collapsed: dict[int, int] = {}
         self._told = False
 
@@ -144,9 +147,9 @@ class RoutingWatch:
         self._told = True
         which = f"layer {fallen[0]} and {len(fallen) - 1} more" if len(fallen) > 1 else f"layer {fallen[0]}"
         return [
-            f"warning: at step {step} the router of {which} (of the layers with experts) has sent {COLLAPSED:.0%} of "
+            f"{WARNING}{step} the router of {which} (of the layers with experts) has sent {COLLAPSED:.0%} of "
             f"its choices to {routing.chosen} of {len(routing.loads[0])} experts for {HISTORY} steps: the others learn "
-            "nothing; raise train.aux_loss, or lower train.lr"
+            f"nothing; {self._remedy}"
         ]
 
 
@@ -178,7 +181,7 @@ class PairWatch:
         if self._checked > 1:  # the first step's model is the reference
             self._right += pairs.accuracy == 1
             self._at_once = self._at_once and pairs.accuracy == 1
-        found = {kind: f"warning: at step {step} {text}" for kind, text in self._kinds() if kind not in self._told}
+        found = {kind: f"{WARNING}{step} {text}" for kind, text in self._kinds() if kind not in self._told}
         self._told |= found.keys()
         return list(found.values())
 

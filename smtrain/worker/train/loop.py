@@ -94,7 +94,7 @@ class Trainer:
         self._options = self.config.train
         referred, fresh = self._options.dpo is None or self._options.dpo.reference != "none", self.resumed is None
         self._pairs = PairWatch(self._options.precision, referred=referred, fresh=fresh)
-        self._routing = RoutingWatch()
+        self._routing = RoutingWatch(frozen=self._options.adapter is not None)
         self._pending: deque[PendingStep] = deque()
         self._stopping = False
         self._longest = 0.0

@@ -16,7 +16,7 @@ from smtrain.client.follow.follower import Described
 from smtrain.client.follow.html import block
 from smtrain.client.follow.panel import LivePanel, written
 from smtrain.client.follow.progress import SILENT_S, Progress
-from smtrain.core.protocol.log_lines import Line, machine_line, step_line
+from smtrain.core.protocol.log_lines import WARNING, Line, machine_line, step_line
 from tests.cli.test_terminals import on_a_terminal
 from tests.test_doing import on_a_terminal as written_on_a_terminal
 
@@ -82,6 +82,20 @@ def test_a_training_on_pairs_shows_margin_and_accuracy(monkeypatch: pytest.Monke
     progress.note({"step": 41, "loss": 0.6, "rewards/margins": 0.21, "rewards/accuracies": 0.75, "of": 100})
     text = drawn(progress, BEGAN + 5 * MINUTE, monkeypatch)
     assert "margin 0.2100  accuracy 75%" in text
+
+
+def test_a_mixture_shows_its_router_and_what_is_wrong_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    progress, now = training(), BEGAN + 5 * MINUTE
+    routing = {"experts/entropy": 0.25, "experts/load_max": 3.5, "experts/dropped": 0.0625}
+    numbers = step_line({"step": 41, "loss": 3.0, **routing}, 100)
+    for text in (numbers, f"{WARNING}41 the router of layer 0 has fallen; lower train.lr"):
+        progress.take(Line("algo-1", int(now.timestamp() * 1000), text))
+    for shown in (drawn(progress, now, monkeypatch), block(progress)):
+        words = " ".join(re.sub(r"<[^>]*>|[│\n]", " ", shown).split())
+        assert "busiest expert 3.5 x mean" in words
+        assert "router entropy 0.25" in words
+        assert "dropped 6.2%" in words
+        assert "the router of layer 0" in words
 
 
 def test_what_machines_use_is_a_line_of_the_panel(monkeypatch: pytest.MonkeyPatch) -> None:

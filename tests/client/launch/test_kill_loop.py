@@ -1,7 +1,7 @@
 """One run, killed again and again wherever it hurts, with its newest checkpoint damaged in between.
 
-The gate kills a run of one host once, `--full` one of two hosts three times. `SMTRAIN_KILL_LOOP=100` is the size of
-issue 12; `SMTRAIN_KILL_LOOP_SEED` chooses the moments and targets.
+The gate kills a run of one host once, `--full` one of two hosts three times, and a mixture whose experts are divided.
+`SMTRAIN_KILL_LOOP=100` is the size of issue 12; `SMTRAIN_KILL_LOOP_SEED` chooses the moments and targets.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import collections
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -58,14 +59,23 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         shut_down()
 
 
-@pytest.fixture(scope="module")
-def config(home: Path, trained_inputs: dict[str, Path]) -> dict[str, Any]:
+@pytest.fixture(scope="module", params=["llama", pytest.param("mixtral", marks=pytest.mark.full)])
+def config(
+    home: Path,
+    trained_inputs: dict[str, Path],
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, Any]:
+    model, parallel = trained_inputs["model"], {"tp": 2, "pp": 1, "micro_batch_size": 1}
+    if request.param == "mixtral":
+        model = mixture(model, tmp_path_factory.mktemp("mixture") / "model")
+        parallel = {"tp": 1, "pp": 1, "ep": 2, "micro_batch_size": 1}
     return {
-        "name": "reference",
+        "name": "reference" if request.param == "llama" else "reference-experts",
         "target": "local",
-        "model": {"path": str(trained_inputs["model"]), **({} if tiers.full() else {"init": "scratch"})},
+        "model": {"path": str(model), **({} if tiers.full() else {"init": "scratch"})},
         "data": {"path": str(trained_inputs["text"])},
-        "parallel": {"tp": 2, "pp": 1, "micro_batch_size": 1},
+        "parallel": parallel,
         "checkpoint": {"keep": KEEP},
         "train": {
             "steps": STEPS, "global_batch_size": 16, "seq_len": 32, "precision": "fp32", "lr": 1e-3, "warmup_steps": 2,
@@ -73,6 +83,24 @@ def config(home: Path, trained_inputs: dict[str, Path]) -> dict[str, Any]:
         },
         "compute": {"instance_type": "ml.trn1.2xlarge", "instance_count": HOSTS, "processes_per_instance": 2},
     }  # fmt: skip
+
+
+def mixture(model: Path, folder: Path) -> Path:
+    """A Mixtral of four experts with the tokenizer of another model."""
+    import torch
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    shutil.copytree(model, folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.02}
+    MixtralForCausalLM(
+        MixtralConfig(
+            vocab_size=512, max_position_embeddings=256, num_key_value_heads=2, bos_token_id=0, eos_token_id=0,
+            **sizes, **experts,
+        )
+    ).save_pretrained(folder)  # fmt: skip
+    return folder
 
 
 def processes(home: Path, word: Callable[[bytes, bytes], bool]) -> list[int]:
@@ -167,8 +195,9 @@ def test_killed_at_random_it_ends_bit_for_bit(
     hashes = final_hashes(Target("local"), whole)
     logged = {int(record["step"]): record for record in whole.records}
 
-    config = {**config, "name": "battered", "data": {"prepared": prepared.output}}
-    path = tmp_path / "battered.yaml"
+    name = config["name"].replace("reference", "battered")
+    config = {**config, "name": name, "data": {"prepared": prepared.output}}
+    path = tmp_path / f"{name}.yaml"
     path.write_text(yaml.safe_dump(config))
     kills: collections.Counter[str] = collections.Counter()
     damaged: list[str] = []
@@ -185,7 +214,7 @@ def test_killed_at_random_it_ends_bit_for_bit(
                 break
             continue
         # What is hit is what runs now; the newest of the run's train jobs.
-        job = list_jobs(Target("local"), name_contains="battered-train-", limit=1)[0]
+        job = list_jobs(Target("local"), name_contains=f"{name}-train-", limit=1)[0]
         target = chance.choice(TARGETS)
         found = [client.process.pid] if target == "client" else victims(home, job.name, target)
         if not found:
@@ -206,7 +235,7 @@ def test_killed_at_random_it_ends_bit_for_bit(
     record_property("tries", kills.total() + len(damaged))
     assert kills.total() >= 0.6 * KILLS, f"the run ended after {kills}"
 
-    attempts = list_jobs(Target("local"), name_contains="battered-train-", limit=1000)
+    attempts = list_jobs(Target("local"), name_contains=f"{name}-train-", limit=1000)
     last = attempts[0]
     assert last.status == "Completed"
     seen: set[int] = set()

@@ -190,3 +190,6 @@ def test_a_router_that_sends_all_to_the_same_experts_is_told_once() -> None:
     assert f"at step {HISTORY - 1} the router of layer 1" in sentence
     assert "1 of 4 experts" in sentence
     assert "raise train.aux_loss" in sentence
+    watch, routing = RoutingWatch(frozen=True), RoutingMetrics(1.0, 0.5, (same,), chosen=1)
+    [sentence] = [text for step in range(HISTORY) for text in watch.check(step, routing)]
+    assert sentence.endswith("learn nothing; lower train.lr"), "with adapters train.aux_loss is refused"
