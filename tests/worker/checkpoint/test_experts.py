@@ -275,6 +275,31 @@ def test_fp8_is_refused_with_a_remedy_that_transformers_has(tmp_path: Path) -> N
         open_weights(tmp_path / "hf")
 
 
+@pytest.mark.parametrize(
+    ("config", "tp", "pp"),
+    [
+        pytest.param({**GPT_OSS, "num_hidden_layers": 2, "num_local_experts": 4}, 2, 2, id="gpt_oss"),
+        pytest.param(QWEN, 2, 1, id="qwen3_moe", marks=pytest.mark.full),
+        pytest.param(MIXTRAL, 1, 2, id="mixtral", marks=pytest.mark.full),
+    ],
+)
+def test_a_folder_of_transformers_comes_back_with_its_logits(
+    tmp_path: Path, config: dict[str, Any], tp: int, pp: int
+) -> None:
+    import transformers
+
+    torch.manual_seed(0)
+    loader: Any = transformers.AutoModelForCausalLM
+    loader.from_config(transformers.AutoConfig.for_model(**config)).save_pretrained(tmp_path / "hf")
+    convert(tmp_path / "hf", tmp_path / "native", to=Native(tp=tp, pp=pp))
+    convert(tmp_path / "native", tmp_path / "again", to=HuggingFace())
+    assert same(load_file(tmp_path / "again/model.safetensors"), load_file(tmp_path / "hf/model.safetensors"))
+    ids = torch.arange(24).view(2, 12) % config["vocab_size"]
+    with torch.no_grad():
+        one, other = (loader.from_pretrained(tmp_path / name)(input_ids=ids).logits for name in ("hf", "again"))
+    assert torch.equal(one, other)
+
+
 @pytest.mark.parametrize("config", [QWEN, MIXTRAL], ids=["qwen3_moe", "mixtral"])
 def test_a_state_dict_of_transformers_is_read_expert_by_expert(tmp_path: Path, config: dict[str, Any]) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
