@@ -26,8 +26,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from smtrain.worker.data.clean.cleaning import Cleaning, NearDuplicates  # noqa: E402
-from smtrain.worker.data.prepare.prepare_options import PrepareOptions  # noqa: E402
-from smtrain.worker.data.prepare.shards import Share, cut_shards, cut_shares  # noqa: E402
+from smtrain.worker.data.prepare.prepare_options import Corpus, PrepareOptions  # noqa: E402
+from smtrain.worker.data.prepare.shards import Share, cut_shares  # noqa: E402
 from smtrain.worker.data.prepare.spread.driver import Driver, Spread  # noqa: E402
 from smtrain.worker.data.prepare.spread.share_files import share_name  # noqa: E402
 from smtrain.worker.data.prepare.spread.work import OutputPair, ShareTotals, TaskOutcome, WorkContext  # noqa: E402
@@ -112,7 +112,7 @@ def share_record(share: Share) -> dict[str, Any]:
     return {
         "number": share.number, "part": share.part, "bytes": share.bytes, "documents": documents,
         "tokens": int(share.bytes / TOKEN), "files": files, "runs": runs, "dropped": {"too short": 3}, "noted": {},
-        "examples": {"too short": ["a text of some words"]}, "counts": {}, "unread": [],
+        "examples": {"too short": ["a text of some words"]}, "unread": {},
     }  # fmt: skip
 
 
@@ -123,7 +123,7 @@ def driver(folder: Path, options: argparse.Namespace, terabytes: float, executor
     folder.mkdir(exist_ok=True)
     (folder / "text").write_text('{"text": "a line, for a look at its encoding"}\n')
     files = [
-        SourceFile(str(folder / "text"), f"{number:06}.jsonl", "jsonl", size)
+        SourceFile(str(folder / "text"), f"{number:06}.jsonl", "jsonl", size, number=number)
         for number in range(round(options.files * terabytes / options.terabytes))
     ]
     prepared = PrepareOptions(seq_len=4096, cleaning=Cleaning(deduplicate=True, near=NearDuplicates()), max_bad=10**9)
@@ -132,9 +132,8 @@ def driver(folder: Path, options: argparse.Namespace, terabytes: float, executor
     context = WorkContext(
         "key", False, prepared, "tokenizer", facts, "gigatoken", place, str(folder / "out"), "", frozenset()
     )
-    shards = cut_shards([files], None, prepared.shard_bytes)
     spread = Spread(executor, share_bytes=share)
-    return Driver(spread, context, files, shards, ["tokens"], lambda _: None, lambda _: None)
+    return Driver(spread, context, Corpus(prepared, [files], facts, []), lambda _: None, lambda _: None)
 
 
 def driven(folder: Path, options: argparse.Namespace) -> dict[str, Any]:

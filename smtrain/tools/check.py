@@ -117,13 +117,13 @@ def _first(config: JobConfig, sources: list[str], model: Path) -> Iterator[Findi
             f"{bad.line}: {bad.reason}", "correct them, or allow them with data.max_bad (docs/dpo.md)",
         )  # fmt: skip
     elif not kept:
-        why = "; ".join(piece.counts) or "the file is empty"
+        why = "; ".join(piece.findings.noted) or "the file is empty"
         yield Finding("pairs", "fault", f"{named}: no pair of the first {read} records is left: {why}", _LONGER)
     else:
         yield Finding("pairs", "ok", f"{named}: {kept} of the first {read} records are pairs")
-    for reason, count in piece.counts.items() if kept else ():
+    for reason, count in piece.findings.noted.items() if kept else ():
         yield Finding("pairs", "warning", f"{named}: {count} of the first {read} records: {reason}", _remedy(reason))
-    for field, count in piece.unread.items():
+    for field, count in piece.findings.unread.items():
         yield Finding("pairs", "warning", f"{named}: {count} of the first {read} records have text in {field} that the "
                       "model does not see", "map it in data.columns, or look at the chat template")  # fmt: skip
 

@@ -11,13 +11,14 @@ from typing import Any
 
 from smtrain.core.errors import DataError
 from smtrain.worker.data.clean.cleaning import Cleaning, SeenDocuments, hashes
+from smtrain.worker.data.clean.dedup import NEAR
 from smtrain.worker.data.clean.near import SeenSignatures
 from smtrain.worker.data.clean.overlap import finder_of, read_tests
-from smtrain.worker.data.clean.refiner import Refiner, count, keep, refine_versions
+from smtrain.worker.data.clean.refiner import Refiner, refine_versions
 from smtrain.worker.data.read.cut import cut_file
 from smtrain.worker.data.read.reading import Documents, read_block
 from smtrain.worker.data.read.sources import Format, find_files
-from smtrain.worker.data.read.unread import UnreadText
+from smtrain.worker.data.read.unread import Findings, UnreadText
 
 _LINES_KEPT = 200_000
 _SHOWN = 300
@@ -94,10 +95,10 @@ def report(
     seen, lines, hit = SeenDocuments(1 << 22), Counter[str](), set[int]()
     cleaning = cleaning or Cleaning()
     refine_versions(cleaning)  # raises if a package is missing
-    examples: dict[str, list[str]] = {"duplicates": [], "bad records": [], "overlaps with tests": []}
+    found = Findings(examples={"duplicates": [], "bad records": [], "overlaps with tests": []})
     reports: list[SourceReport] = []
     left, whole = most_bytes or 1 << 62, True
-    judged = _CleaningPreview(cleaning)
+    preview = _CleaningPreview(cleaning)
     for source in inputs:
         files = find_files(source, format, encoding=encoding)
         about = SourceReport(str(source), len(files))
@@ -109,11 +110,11 @@ def report(
                     break
                 documents = read_block(block, text_column, separator)
                 left -= documents.texts.nbytes
-                keep(examples, "bad records", *map(str, documents.bad))
+                found.keep("bad records", *map(str, documents.bad))
                 about.bad += len(documents.bad)
                 about.unread.count(documents.unread)
-                _count(about, documents, seen, lines, examples)
-                judged.add(documents.texts.to_pylist() if cleaning.refines else [])
+                _count(about, documents, seen, lines, found)
+                preview.add(documents.texts.to_pylist() if cleaning.refines else [])
                 if chosen is not None:
                     about.tokens += len(chosen.encode(documents.texts, block.first)[0])
                 if tested is not None:
@@ -121,27 +122,27 @@ def report(
                         numbers, run = tested.in_text(text)
                         hit |= numbers
                         about.overlapping += bool(numbers)
-                        keep(examples, "overlaps with tests", *([f"{file.name}: {run}"] if numbers else []))
+                        found.keep("overlaps with tests", *([f"{file.name}: {run}"] if numbers else []))
     if not any(about.documents for about in reports):
-        why = next(iter(examples["bad records"]), "")
+        why = next(iter(found.examples["bad records"]), "")
         why = f": {why}" if why else "; give files with text"
         raise DataError(f"{', '.join(map(str, inputs))} holds no document{why}.", code="data.not_found")
     repeated = [(line, count) for line, count in lines.most_common(20) if count > 1]
     about_tests = (tested.texts, len(hit), tested.short) if tested is not None else None
     return TextReport(
-        reports, repeated, examples | judged.examples, about_tests, chosen.name if chosen else "", whole,
-        judged.dropped, judged.noted, judged.documents, untested,
+        reports, repeated, found.examples | preview.findings.examples, about_tests, chosen.name if chosen else "",
+        whole, preview.findings.dropped, preview.findings.noted, preview.documents, untested,
     )  # fmt: skip
 
 
 def _count(
-    about: SourceReport, documents: Documents, seen: SeenDocuments, lines: Counter[str], examples: dict[str, list[str]]
+    about: SourceReport, documents: Documents, seen: SeenDocuments, lines: Counter[str], found: Findings
 ) -> None:
     new = seen.new(hashes(documents.texts))
     texts: list[str] = documents.texts.to_pylist()
     about.documents += len(texts)
     about.duplicates += len(texts) - int(new.sum())
-    keep(examples, "duplicates", *(text[:_SHOWN] for text, first in zip(texts, new, strict=True) if not first and text))
+    found.keep("duplicates", *(text[:_SHOWN] for text, first in zip(texts, new, strict=True) if not first and text))
     for text in texts:
         about.characters += len(text)
         about.bytes += len(text.encode("utf-8", "surrogatepass"))
@@ -172,24 +173,17 @@ class _CleaningPreview:
         tests = read_tests(cleaning.tests) if cleaning.tests else None
         self._refiner = Refiner(cleaning, tests) if cleaning.refines else None
         self._seen = SeenSignatures(cleaning.near) if cleaning.near else None
-        self.documents = 0
-        self.dropped: dict[str, int] = {}
-        self.noted: dict[str, int] = {}
-        self.examples: dict[str, list[str]] = {}
+        self.documents, self.findings = 0, Findings()
 
     def add(self, texts: Sequence[str]) -> None:
         if self._refiner is None:
             return
         self.documents += len(texts)
         refined = self._refiner.refine(texts)
-        for counts, more in ((self.dropped, refined.dropped), (self.noted, refined.noted)):
-            for reason, number in more.items():
-                count(counts, reason, number)
-        for reason, some in refined.examples.items():
-            keep(self.examples, reason, *some)
+        self.findings.add(refined.findings)
         if self._seen is None or refined.keys is None:
             return
         new = self._seen.new(refined.keys)
         near = [text[:_SHOWN] for text, first in zip(refined.texts, new, strict=True) if not first]
-        count(self.dropped, "near duplicates", len(near))
-        keep(self.examples, "near duplicates", *near)
+        self.findings.dropped += Counter({NEAR: len(near)})
+        self.findings.keep(NEAR, *near)

@@ -7,7 +7,7 @@ from collections import Counter
 from smtrain.core.config.units import spell_bytes
 from smtrain.core.pages.page import render
 from smtrain.core.text import span
-from smtrain.worker.data.clean.refiner import EXAMPLES
+from smtrain.worker.data.read.unread import EXAMPLES
 from smtrain.worker.data.report import LINE_LEAST, LINE_MOST, LOOKED_AT, SourceReport, TextReport
 
 _COUNTS = ("files", "documents", "characters", "bytes", "tokens", "empty", "duplicates", "bad", "overlapping")

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from smtrain.core.errors import DataError
+from smtrain.worker.data.clean.holdout import HoldOut
 from smtrain.worker.data.load.packed import PackedLoader
 from smtrain.worker.data.manifest import DatasetManifest
 from smtrain.worker.data.pack.exchange import export_blocks
@@ -20,6 +21,7 @@ from smtrain.worker.data.pack.packing import Packing
 from smtrain.worker.data.prepare import resumable
 from smtrain.worker.data.prepare import sft as sft_module
 from smtrain.worker.data.prepare.part_uploads import PartUploads
+from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 from smtrain.worker.data.prepare.progress import DataProgress
 from smtrain.worker.data.prepare.resumable import Journal
 from smtrain.worker.data.read import blocks
@@ -335,3 +337,13 @@ def test_in_a_shell(tmp_path: Path, folders: dict[str, Path]) -> None:
     assert "rows filled" in smtrain("data", "inspect", str(tmp_path / "fit")).stdout
     done = smtrain("data", "prepare", str(source), str(tmp_path / "x"), *common, "--objective", "rl")
     assert done.stderr.startswith("smtrain: --objective: got 'rl'; known: pretrain, sft, dpo")
+
+
+def test_a_file_may_be_given_twice(tmp_path: Path, folders: dict[str, Path]) -> None:
+    source = write(tmp_path / "a.jsonl", [{"messages": talk("a", "b")}] * 9)
+    options = PrepareOptions(seq_len=SEQ_LEN)
+    twice = sft_module.prepare_sft([source, source], tmp_path / "twice", folders["chatml"], options, say=[].append)
+    assert [row["documents"] for row in twice.sources] == [9, 9]
+    held = prepared(source, tmp_path / "held", folders["chatml"], holdout=HoldOut(path=source))
+    assert held.validation
+    assert (held.samples, held.validation["samples"]) == (9, 9)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 # C0 but tab, line feed and carriage return; DEL, C1, zero-width space, word joiner, byte-order mark
 _CONTROL = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\x{80}-\x{9f}\x{200b}\x{2060}\x{feff}]"
+TOO_SHORT = "too short"
 _FOUND = 0.9  # of the pairs with exactly the similarity in the options
 
 

@@ -5,6 +5,7 @@ Hashes and signatures are appended to files too, so that a killed run can resume
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,15 +14,15 @@ from numpy.typing import NDArray
 
 from smtrain.worker.data.clean.cleaning import Cleaning, SeenDocuments
 from smtrain.worker.data.clean.near import SeenSignatures
-from smtrain.worker.data.clean.refiner import EXAMPLES
 from smtrain.worker.data.prepare.resumable import Appender
+from smtrain.worker.data.read.unread import EXAMPLES, Findings
 from smtrain.worker.data.tokenize.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
-    from smtrain.worker.data.prepare.pieces import TextPiece
+    from smtrain.worker.data.prepare.pieces import Piece
 
 EXAMPLE_TOKENS = 100
-NEAR = "near duplicates"
+DUPLICATES, NEAR = "duplicates", "near duplicates"
 
 
 class Deduplicator:
@@ -42,15 +43,14 @@ class Deduplicator:
     def begin(self) -> None:
         self._files = {name: Appender(self._folder / name) for name in self._names()}
 
-    def first(self, piece: TextPiece) -> tuple[NDArray[np.bool_], dict[str, int]] | None:
-        """A mask of the documents to keep, and counts of the others by reason; None without deduplication."""
+    def first(self, piece: Piece, findings: Findings) -> NDArray[np.bool_] | None:
+        """A mask of the documents to keep, and the others counted; None without deduplication."""
         kept: NDArray[np.bool_] | None = None
-        counts: dict[str, int] = {}
         if self._seen is not None and piece.hashes is not None:
             self._seen = self._seen.with_room(len(piece.hashes))
             kept = self._seen.new(piece.hashes)
             self._files["hashes"].write(piece.hashes[kept].data)
-            counts["duplicates"] = len(kept) - int(kept.sum())
+            findings.dropped += Counter({DUPLICATES: len(kept) - int(kept.sum())})
         if self._near is not None and piece.near is not None:
             kept = np.ones(len(piece.lengths), bool) if kept is None else kept
             bands = piece.near.reshape(len(kept), self._near.bands)[kept]
@@ -58,12 +58,12 @@ class Deduplicator:
             new = self._near.new(bands.ravel())
             self._files["bands"].write(bands[: self._near.documents - before].tobytes())
             self.compared += len(new)
-            counts[NEAR] = len(new) - int(new.sum())
+            findings.dropped += Counter({NEAR: len(new) - int(new.sum())})
             self._keep(piece, np.flatnonzero(kept)[~new])
             kept[kept] = new
-        return None if kept is None else (kept, counts)
+        return kept
 
-    def _keep(self, piece: TextPiece, left_out: NDArray[np.int64]) -> None:
+    def _keep(self, piece: Piece, left_out: NDArray[np.int64]) -> None:
         ends = np.cumsum(piece.lengths, dtype=np.int64)
         for at in left_out[: EXAMPLES - len(self.examples)].tolist():
             start = int(ends[at] - piece.lengths[at])
@@ -72,7 +72,7 @@ class Deduplicator:
 
     def mark(self) -> dict[str, Any]:
         marks = {name: file.mark() for name, file in self._files.items()}
-        return {**marks, "compared": self.compared, "near": self.examples}
+        return {**marks, "compared": self.compared, "examples": self.examples}
 
     def sizes(self, mark: dict[str, Any]) -> dict[str, int]:
         return {name: mark[name]["bytes"] for name in self._names()}
@@ -85,7 +85,7 @@ class Deduplicator:
             self._files[name] = file
             self._replay(name)
         self.compared = mark["compared"]
-        self.examples = [(file, ids) for file, ids in mark["near"]]
+        self.examples = [(file, ids) for file, ids in mark["examples"]]
         return True
 
     def _replay(self, name: str) -> None:
@@ -98,17 +98,13 @@ class Deduplicator:
                 elif self._near is not None:
                     self._near.new(keys)
 
-    def about(self, cleaning: Cleaning, tokenizer: Path, dropped: dict[str, int]) -> dict[str, Any]:
-        """The manifest's fields on near duplicates."""
-        return near_facts(cleaning, tokenizer, dropped, self.compared, self.examples)
-
     def close(self) -> None:
         for file in self._files.values():
             file.close()
 
 
 def near_facts(
-    cleaning: Cleaning, tokenizer: Path, dropped: dict[str, int], compared: int, examples: list[tuple[str, list[int]]]
+    cleaning: Cleaning, tokenizer: Path, left_out: int, compared: int, examples: list[tuple[str, list[int]]]
 ) -> dict[str, Any]:
     """The manifest's fields on near duplicates; `examples` are files and first tokens of some."""
     if cleaning.near is None:
@@ -119,7 +115,7 @@ def near_facts(
     return {
         "near_duplicates": {
             "similarity": cleaning.near.similarity, "bands": bands, "rows": rows, "compared": compared,
-            "remembered": min(compared, cleaning.near.documents), "left_out": dropped.get(NEAR, 0),
-            "rate": dropped.get(NEAR, 0) / max(compared, 1), "examples": texts,
+            "remembered": min(compared, cleaning.near.documents), "left_out": left_out,
+            "rate": left_out / max(compared, 1), "examples": texts,
         }
     }  # fmt: skip

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 TRAIN, HELD, TEST = 0, 1, 2
+TEST_PART = "in the test part of train.validation.split"
 
 
 @dataclass(frozen=True)

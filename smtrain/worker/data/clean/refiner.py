@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -15,13 +16,13 @@ from numpy.typing import NDArray
 from smtrain.core.errors import DataError
 from smtrain.core.machine import cores_here
 from smtrain.worker.data.clean import language, near, overlap, pii, quality
-from smtrain.worker.data.clean.cleaning import Cleaning, require
+from smtrain.worker.data.clean.cleaning import TOO_SHORT, Cleaning, require
 from smtrain.worker.data.clean.overlap import OverlapFinder
 from smtrain.worker.data.prepare.workers import spawned_pool
 from smtrain.worker.data.read.blocks import BLOCK_BYTES
 from smtrain.worker.data.read.reading import strings
+from smtrain.worker.data.read.unread import Findings
 
-EXAMPLES = 10
 _SHOWN = 300
 _ONE_AT_A_TIME = threading.Lock()
 """datatrove keeps one spaCy tokenizer per process, which threads must not share."""
@@ -29,14 +30,10 @@ _ONE_AT_A_TIME = threading.Lock()
 
 @dataclass
 class Refined:
-    """Refined documents: texts that stay, their `keys` for near duplicates, counts by reason and a few examples;
-    `short` counts documents of too few characters."""
+    """Refined documents: texts that stay, their `keys` for near duplicates, and what was found in all."""
 
     texts: list[str] = field(default_factory=list)
-    short: int = 0
-    dropped: dict[str, int] = field(default_factory=dict)
-    noted: dict[str, int] = field(default_factory=dict)
-    examples: dict[str, list[str]] = field(default_factory=dict)
+    findings: Findings = field(default_factory=Findings)
     keys: NDArray[np.uint64] | None = None
 
 
@@ -55,80 +52,71 @@ class Refiner:
 
     def refine(self, texts: Sequence[str]) -> Refined:
         refined = Refined()
+        found = refined.findings
         if self._cleaning.fix_mojibake:
-            texts = [self._repaired(text, refined) for text in texts]
-        cleaned, refined.short = self._cleaning.apply(strings(texts))
+            texts = [self._repaired(text, found) for text in texts]
+        cleaned, short = self._cleaning.apply(strings(texts))
+        found.dropped += Counter({TOO_SHORT: short})
         for text in cleaned.to_pylist():
-            wanted = self._untested(self._spoken(text, refined), refined)
-            left = self._masked(self._filtered(wanted, refined), refined)
+            wanted = self._untested(self._spoken(text, found), found)
+            left = self._masked(self._filtered(wanted, found), found)
             if left is not None:
                 refined.texts.append(left)
         if self._cleaning.near is not None:
             refined.keys = near.band_keys(refined.texts, self._cleaning.near)
         return refined
 
-    def _repaired(self, text: str, refined: Refined) -> str:
+    def _repaired(self, text: str, found: Findings) -> str:
         repaired = language.repaired(text)
         if repaired != text:
-            count(refined.noted, "documents with mojibake put right")
-            keep(refined.examples, "mojibake put right", repaired[:_SHOWN])
+            found.noted["documents with mojibake put right"] += 1
+            found.keep("mojibake put right", repaired[:_SHOWN])
         return repaired
 
-    def _spoken(self, text: str, refined: Refined) -> str | None:
+    def _spoken(self, text: str, found: Findings) -> str | None:
         other = self._language.other(text) if self._language else None
         if other is None:
             return text
-        count(refined.dropped, f"by language: {other}")
-        keep(refined.examples, "by language", text[:_SHOWN])
+        found.dropped[f"by language: {other}"] += 1
+        found.keep("by language", text[:_SHOWN])
         return None
 
-    def _untested(self, text: str | None, refined: Refined) -> str | None:
+    def _untested(self, text: str | None, found: Findings) -> str | None:
         if text is None or self._tests is None:
             return text
         numbers, run = self._tests.in_text(text)
         if not numbers:
             return text
-        count(refined.dropped, "overlapping with tests")
-        keep(refined.examples, "overlapping with tests", run)
+        found.dropped["overlapping with tests"] += 1
+        found.keep("overlapping with tests", run)
         return None
 
-    def _filtered(self, text: str | None, refined: Refined) -> str | None:
+    def _filtered(self, text: str | None, found: Findings) -> str | None:
         if text is None:
             return None
         for name, judge in self._filters:
             left, reason = judge(text)
             if left is None:
                 why = f"by {name}: {reason}" if reason else f"by {name}"
-                count(refined.dropped, why)
-                keep(refined.examples, why, text[:_SHOWN])
+                found.dropped[why] += 1
+                found.keep(why, text[:_SHOWN])
                 return None
             if left != text:
-                count(refined.noted, f"documents that {name} took lines from")
+                found.noted[f"documents that {name} took lines from"] += 1
                 text = left
         return text
 
-    def _masked(self, text: str | None, refined: Refined) -> str | None:
+    def _masked(self, text: str | None, found: Findings) -> str | None:
         if text is None or self._pii is None:
             return text
         masked, counts = self._pii.mask(text)
         for kind, number in counts.items():
-            count(refined.noted, kind, number)
-            keep(refined.examples, kind, pii.shown(masked, kind))
+            found.noted[kind] += number
+            found.keep(kind, pii.shown(masked, kind))
         if counts and self._cleaning.pii == "drop":
-            count(refined.dropped, "with personal data")
+            found.dropped["with personal data"] += 1
             return None
         return masked if self._cleaning.pii == "mask" else text
-
-
-def count(counts: dict[str, int], reason: str, number: int = 1) -> None:
-    if number:
-        counts[reason] = counts.get(reason, 0) + number
-
-
-def keep(examples: dict[str, list[str]], kind: str, *texts: str) -> None:
-    """Keep at most EXAMPLES examples of a kind."""
-    kept = examples.setdefault(kind, [])
-    kept.extend(texts[: EXAMPLES - len(kept)])
 
 
 def refine_versions(cleaning: Cleaning) -> list[str]:

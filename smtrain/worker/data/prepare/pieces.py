@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,26 +16,28 @@ from numpy.typing import NDArray
 from smtrain.core.config.schema import digest
 from smtrain.core.errors import DataError
 from smtrain.worker.data.clean import cleaning
+from smtrain.worker.data.clean.cleaning import TOO_SHORT
 from smtrain.worker.data.clean.refiner import Refine, refine_versions
 from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 from smtrain.worker.data.prepare.shards import Span
+from smtrain.worker.data.prepare.workers import in_order
 from smtrain.worker.data.read import blocks, reading
 from smtrain.worker.data.read.blocks import Block
 from smtrain.worker.data.read.cut import cut_file
 from smtrain.worker.data.read.reading import BadLine
 from smtrain.worker.data.read.sources import SourceFile
-from smtrain.worker.data.read.unread import UnreadText
+from smtrain.worker.data.read.unread import Findings, UnreadText
 from smtrain.worker.data.tokenize.encoder import Encoder, with_ends
 from smtrain.worker.data.tokenize.tokenizer import TokenizerFacts
 
 
 @dataclass(frozen=True)
-class TextPiece:
-    """The tokens of one block: ids end to end, a length per document, and the block's bad lines.
+class Piece:
+    """The documents of one block: ids end to end, a length of each, and the block's bad lines.
 
-    The options decide whether there are `hashes` (for duplicates), `near` (a row of bands per document) and `sides`
-    (TRAIN, HELD or TEST of each document). `dropped` and `noted` count by reason, with `examples`. `unread` counts text
-    of the records that is not read.
+    Records have a `mask` of the tokens to learn; a pair of answers is two documents in a row, chosen and rejected. The
+    options decide whether there are `hashes` (for duplicates), `near` (a row of bands per document) and `sides` (TRAIN,
+    HELD or TEST of each document).
     """
 
     block: Block
@@ -43,27 +45,20 @@ class TextPiece:
     lengths: NDArray[np.int32]
     bad: list[BadLine]
     lines: int
-    short: int = 0
-    hashes: NDArray[np.uint64] | None = None
+    findings: Findings
+    mask: NDArray[np.uint8] | None = None
     sides: NDArray[np.int8] | None = None
+    hashes: NDArray[np.uint64] | None = None
     near: NDArray[np.uint64] | None = None
-    dropped: dict[str, int] = field(default_factory=dict)
-    noted: dict[str, int] = field(default_factory=dict)
-    examples: dict[str, list[str]] = field(default_factory=dict)
-    unread: UnreadText = field(default_factory=UnreadText)
 
 
 @dataclass(frozen=True)
 class TokenizeSettings:
-    """Everything that decides which bytes a block becomes, and the number of threads.
-
-    `portable` means that another machine may resume the work, so files are known by name and size only.
-    """
+    """Everything that decides which bytes a block becomes, and the number of threads."""
 
     options: PrepareOptions
     tokenizer: Path
     facts: TokenizerFacts
-    portable: bool = False
     refine: Refine | None = None
 
     @property
@@ -72,7 +67,7 @@ class TokenizeSettings:
 
     def digest(self, files: list[list[SourceFile]], *, elsewhere: bool = False) -> str:
         """Equal for runs that write the same bytes; `elsewhere` also on other machines."""
-        names = [[file.identity(elsewhere=elsewhere or self.portable) for file in part] for part in files]
+        names = [[file.identity(elsewhere=elsewhere) for file in part] for part in files]
         o = self.options
         settings = [self.facts.sha256, str(self.facts.dtype), self.eos_id, o.text_column, o.separator]
         held_out = [str(o.holdout)] if o.holdout else []
@@ -83,20 +78,11 @@ class TokenizeSettings:
 
 def pieces(
     todo: Iterator[Block], settings: TokenizeSettings, encoder: Encoder, pool: ThreadPoolExecutor
-) -> Iterator[TextPiece]:
+) -> Iterator[Piece]:
     """The tokens of each block, in the order of the text."""
-    waiting: deque[Future[list[TextPiece]]] = deque()
-    ahead = settings.options.worker_count + 2
-    try:
-        for task in tasks(todo):
-            waiting.append(pool.submit(tokenize, task, settings, encoder))
-            if len(waiting) >= ahead:
-                yield from waiting.popleft().result()
-        while waiting:
-            yield from waiting.popleft().result()
-    finally:
-        for future in waiting:
-            future.cancel()
+    submitted = (pool.submit(tokenize, task, settings, encoder) for task in tasks(todo))
+    for some in in_order(submitted, settings.options.worker_count + 2):
+        yield from some
 
 
 def span_blocks(
@@ -126,7 +112,7 @@ def tasks(todo: Iterator[Block]) -> Iterator[list[Block]]:
         yield task
 
 
-def tokenize(task: list[Block], settings: TokenizeSettings, encoder: Encoder) -> list[TextPiece]:
+def tokenize(task: list[Block], settings: TokenizeSettings, encoder: Encoder) -> list[Piece]:
     """The pieces of a group of blocks; blocks of tokens are taken as they are."""
     if isinstance(task[0].payload, blocks.Tokens):
         return [_ready_tokens(task[0], task[0].payload, settings)]
@@ -134,7 +120,7 @@ def tokenize(task: list[Block], settings: TokenizeSettings, encoder: Encoder) ->
     read = [reading.read_block(block, options.text_column, options.separator) for block in task]
     refined = [refine(documents.texts.to_pylist()) if refine else None for documents in read]
     cleaned = [
-        (reading.strings(r.texts), r.short) if r else options.cleaning.apply(documents.texts)
+        (reading.strings(r.texts), 0) if r else options.cleaning.apply(documents.texts)
         for r, documents in zip(refined, read, strict=True)
     ]
     kept = [texts for texts, _ in cleaned]
@@ -149,20 +135,21 @@ def tokenize(task: list[Block], settings: TokenizeSettings, encoder: Encoder) ->
     for block, documents, left, r, (_, short) in zip(task, read, kept, refined, cleaned, strict=True):
         rows = slice(text_at, text_at + len(left))
         size = int(ends[rows].sum(dtype=np.int64))
+        findings = r.findings if r else Findings(+Counter({TOO_SHORT: short}))
+        findings.unread.count(documents.unread)
         pieces.append(
-            TextPiece(
-                block.without_payload(), tokens[at : at + size], ends[rows], documents.bad, documents.lines, short,
-                hashes[rows] if deduplicate and hashes is not None else None,
-                None if sides is None else sides[rows],
-                *((r.keys, r.dropped, r.noted, r.examples) if r else (None, {}, {}, {})),
-                documents.unread,
+            Piece(
+                block.without_payload(), tokens[at : at + size], ends[rows], documents.bad, documents.lines, findings,
+                sides=None if sides is None else sides[rows],
+                hashes=hashes[rows] if deduplicate and hashes is not None else None,
+                near=r.keys if r else None,
             )
         )  # fmt: skip
         at, text_at = at + size, text_at + len(left)
     return pieces
 
 
-def _ready_tokens(block: Block, tokens: blocks.Tokens, settings: TokenizeSettings) -> TextPiece:
+def _ready_tokens(block: Block, tokens: blocks.Tokens, settings: TokenizeSettings) -> Piece:
     """The piece of a block that holds tokens already."""
     facts, holdout = settings.facts, settings.options.holdout
     if len(tokens.ids) and not 0 <= tokens.ids.min() <= tokens.ids.max() < facts.vocab_size:
@@ -176,5 +163,5 @@ def _ready_tokens(block: Block, tokens: blocks.Tokens, settings: TokenizeSetting
         sides = holdout.by_place(tokens.first, len(lengths), tokens.total)
     elif holdout is not None and holdout.fraction is not None:
         sides = holdout.by_hash(cleaning.hashes_of(tokens.ids, tokens.lengths))
-    unread = UnreadText(block.unread)
-    return TextPiece(block.without_payload(), ids, lengths, [], len(lengths), sides=sides, unread=unread)
+    findings = Findings(unread=UnreadText(block.unread))
+    return Piece(block.without_payload(), ids, lengths, [], len(lengths), findings, sides=sides)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,7 +13,8 @@ from smtrain.core.errors import DataError
 from smtrain.core.machine import cores_here
 from smtrain.worker.data.clean.cleaning import Cleaning
 from smtrain.worker.data.clean.holdout import HoldOut
-from smtrain.worker.data.prepare.shards import SHARD_BYTES
+from smtrain.worker.data.manifest import PREFIX, VALIDATION
+from smtrain.worker.data.prepare.shards import SHARD_BYTES, TextShard, cut_shards
 from smtrain.worker.data.read.sources import SourceFile, find_files
 from smtrain.worker.data.tokenize.tokenizer import TokenizerFacts, tokenizer_facts
 
@@ -55,28 +58,76 @@ class PrepareOptions:
 
 
 @dataclass(frozen=True)
-class ResolvedInputs:
-    """The files of each source, the facts of the tokenizer, and a sentence for each file that is left out."""
+class Corpus:
+    """The files of each source, the facts of the tokenizer, and a sentence for each file that is left out.
 
+    A sample of records is `sequences` documents in a row; 0 stands for text. Text that is held out whole is the last
+    source.
+    """
+
+    options: PrepareOptions
     files: list[list[SourceFile]]
     facts: TokenizerFacts
     left_out: list[str]
+    sequences: int = 0
 
     @property
     def flat(self) -> list[SourceFile]:
         return [file for part in self.files for file in part]
 
+    @cached_property
+    def shards(self) -> list[TextShard]:
+        """The cut of the files; records are one part. Raises DataError for a Parquet file that cannot be read."""
+        parts = [self.flat] if self.sequences else self.files
+        return cut_shards(parts, self.options.separator, self.options.shard_bytes)
+
+    @property
+    def _own_text(self) -> bool:
+        """Whether the last source is held out whole."""
+        return self.options.holdout is not None and not self.options.holdout.from_sources
+
+    @property
+    def held(self) -> frozenset[int]:
+        """The numbers of the files of records that are held out whole."""
+        last = self.files[-1] if self.sequences and self._own_text else []
+        return frozenset(file.number for file in last)
+
+    @property
+    def sided(self) -> bool:
+        """Whether what is held out is written along with each part, and has no part of its own."""
+        return self.options.holdout is not None and (self.sequences > 0 or not self._own_text)
+
+    @property
+    def prefixes(self) -> list[str]:
+        """The prefix of each part's files."""
+        count = 1 if self.sequences else len(self.files) - self._own_text
+        trained = [PREFIX] if count == 1 else [f"{PREFIX}_{number}" for number in range(count)]
+        return trained + [VALIDATION] * (not self.sequences and self._own_text)
+
+    @property
+    def held_names(self) -> list[str]:
+        """The names that end the files of what is held out along with the parts: one, or one for each shard."""
+        several = any(shard.name for shard in self.shards)
+        return [f"-{number:05}" for number in range(len(self.shards))] if several else [""]
+
 
 def resolve(
     sources: list[str], tokenizer: Path, options: PrepareOptions, format: Any, output: Path | None,
     commits: Mapping[str, str], say: Callable[[str], None],
-) -> ResolvedInputs:  # fmt: skip
+) -> Corpus:  # fmt: skip
     """Find the files of all sources, except those under `output`, and read the tokenizer. Raises DataError."""
     if options.seq_len < 1:
         raise DataError(f"train.seq_len is {options.seq_len}; give at least 1.")
     facts = tokenizer_facts(tokenizer, lambda sentence: say(f"prepare: {sentence}"))
     left_out: list[str] = []
-    files = [find_files(source, format, output, left_out.append, options.encoding, commits) for source in sources]
+    numbers = count()
+    files = [
+        [
+            replace(file, number=next(numbers))
+            for file in find_files(source, format, output, left_out.append, options.encoding, commits)
+        ]
+        for source in sources
+    ]
     for sentence in left_out:
         say(f"prepare: {sentence}")
-    return ResolvedInputs(files, facts, left_out)
+    return Corpus(options, files, facts, left_out)

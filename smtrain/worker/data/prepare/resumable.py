@@ -14,8 +14,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from itertools import chain
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TypeVar
 
@@ -79,11 +78,14 @@ class Appender:
 
 
 class Journal:
-    """The folder of unfinished files, held by one process at a time. Raises DataError if another one holds it."""
+    """The folder of unfinished files, held by one process at a time, with copies in `parts` if there are any.
 
-    def __init__(self, folder: Path) -> None:
+    Raises DataError if another process holds it.
+    """
+
+    def __init__(self, folder: Path, parts: PartUploads | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder = folder
+        self.folder, self.parts = folder, parts
         self._lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -91,20 +93,30 @@ class Journal:
             os.close(self._lock)
             raise DataError(f"{folder.parent} is being written by another process; wait for it to end.") from None
 
-    def read(self, settings: str) -> dict[str, Any] | None:
-        """The last mark of a run with the same settings, or None."""
-        try:
+    def marks(self, settings: str) -> Iterator[dict[str, Any]]:
+        """The marks of runs with the same settings, the last one here and then those in the parts, newest first."""
+        with suppress(OSError, ValueError):
             record: dict[str, Any] = json.loads((self.folder / _JOURNAL).read_text("utf-8"))
-        except (OSError, ValueError):
-            return None
-        return record if record.get("settings") == settings else None
+            if record.get("settings") == settings:
+                yield record
+        if self.parts:
+            yield from self.parts.marks(settings, self.folder)
 
-    def mark(self, record: dict[str, Any]) -> None:
-        """Let the next run resume from `record`."""
+    def mark(self, record: dict[str, Any], sizes: dict[str, int]) -> None:
+        """Let the next run resume from `record`, with files of these sizes."""
         write_atomically(self.folder / _JOURNAL, json.dumps(record), sync=False)  # the files are not synced either
+        if self.parts:
+            self.parts.add(record, sizes, self.folder)
+
+    @property
+    def stops(self) -> bool:
+        """Whether the machine was asked to end."""
+        return self.parts is not None and self.parts.stop.is_set()
 
     def clear(self) -> None:
         """Forget everything but the lock."""
+        if self.parts:
+            self.parts.clear()
         for path in self.folder.iterdir():
             if path.is_dir():  # of a machine that died
                 shutil.rmtree(path, ignore_errors=True)
@@ -114,9 +126,7 @@ class Journal:
     def close(self, *, remove: bool) -> None:
         """Release the folder; with `remove` delete it, so that the next run begins again."""
         if remove:
-            self.clear()
-            (self.folder / "lock").unlink(missing_ok=True)
-            self.folder.rmdir()
+            shutil.rmtree(self.folder)
         os.close(self._lock)
 
 
@@ -129,6 +139,10 @@ class Markable(Protocol):
 
     done_bytes: int
 
+    @property
+    def documents(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
     def begin(self) -> None: ...
     def mark(self) -> dict[str, Any]: ...
     def sizes(self, mark: dict[str, Any]) -> dict[str, int]: ...
@@ -149,7 +163,7 @@ def unfinished(output: Path, parts: PartUploads | None) -> Iterator[Journal]:
     if output.exists() and not output.is_dir():
         raise DataError(f"{output} is a file; give a folder for the prepared tokens.")
     created = not output.exists()
-    journal = Journal(output / f".{PREFIX}.partial")
+    journal = Journal(output / f".{PREFIX}.partial", parts)
     keep, stopped = True, False
     try:
         yield journal
@@ -182,61 +196,45 @@ def publish(journal: Journal, manifest: DatasetManifest, output: Path, elsewhere
     return manifest
 
 
-def restored(make: Callable[[], T], settings: str, journal: Journal, parts: PartUploads | None) -> T:
-    """The work at its newest mark with the same settings and undamaged files, here or in the parts; else empty."""
-    marked = journal.read(settings)
-    marks = parts.marks(settings, journal.folder) if parts else ()
-    for mark in chain([marked] if marked else [], marks):
+def restored(make: Callable[[], T], settings: str, journal: Journal) -> T:
+    """The work at its newest mark with the same settings and undamaged files; else empty, and all marks are lost."""
+    for mark in journal.marks(settings):
         work = make()
         if work.restore(mark):
             return work
         work.close()
-    forget(journal, parts)
+    journal.clear()
     work = make()
     work.begin()
     return work
-
-
-def forget(journal: Journal, parts: PartUploads | None) -> None:
-    """Discard all unfinished work."""
-    journal.clear()
-    if parts:
-        parts.clear()
 
 
 class Marker:
     """Reports progress after every piece, and marks it every so many bytes of input and at a stop."""
 
     def __init__(
-        self, work: Markable, total: int, settings: str, journal: Journal, parts: PartUploads | None,
-        report: Callable[[DataProgress], None], say: Callable[[str], None],
+        self, work: Markable, total: int, settings: str, journal: Journal, report: Callable[[DataProgress], None],
+        say: Callable[[str], None],
     ) -> None:  # fmt: skip
-        self._work, self._total, self._settings = work, total, settings
-        self._journal, self._parts, self._report = journal, parts, report
+        self._work, self._total, self._settings, self._journal, self._report = work, total, settings, journal, report
         self._before = self._marked = work.done_bytes
-        self._every = min(MARK_BYTES, parts.every) if parts else MARK_BYTES
+        self._every = min(MARK_BYTES, journal.parts.every) if journal.parts else MARK_BYTES
         self._began = time.monotonic()
         if work.done_bytes:
             say(f"prepare: continuing after {work.done_bytes / 1e6:,.1f} MB that are done")
 
-    def piece_done(self, documents: int, tokens: int) -> None:
+    def piece_done(self) -> None:
         """Report and mark after a piece. Raises StoppedError if the machine was asked to end."""
-        done, seconds = self._work.done_bytes, time.monotonic() - self._began
-        self._report(DataProgress(done, self._total, documents, tokens, seconds, self._before))
-        stop = self._parts is not None and self._parts.stop.is_set()
+        work, seconds = self._work, time.monotonic() - self._began
+        done = work.done_bytes
+        self._report(DataProgress(done, self._total, work.documents, work.tokens, seconds, self._before))
+        stop = self._journal.stops
         if done - self._marked >= self._every or stop:
             self._marked = done
-            mark = {"settings": self._settings, **self._work.mark()}
-            self._journal.mark(mark)
-            if self._parts:
-                self._parts.add(mark, self._work.sizes(mark), self._journal.folder)
+            mark = {"settings": self._settings, **work.mark()}
+            self._journal.mark(mark, work.sizes(mark))
         if stop:
             raise StoppedError(f"stopped after {done / 1e6:,.1f} MB; run the same command again to resume")
-
-    def stopped(self, documents: int, tokens: int) -> None:
-        """Check for a stop while there is no piece. Raises StoppedError if the machine was asked to end."""
-        if self._parts is not None and self._parts.stop.is_set():
-            self.piece_done(documents, tokens)
 
 
 def to_stderr(sentence: str) -> None:

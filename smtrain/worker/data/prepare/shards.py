@@ -122,10 +122,3 @@ def _stretches(
         for start in range(begin, end, size):
             stop = min(start + size, end)
             yield Stretch(start, stop), stop - start
-
-
-def held_out_names(shards: Sequence[TextShard]) -> list[str]:
-    """The names that end the files of what is held out of these shards: one, or one for each shard."""
-    if all(not shard.name for shard in shards):
-        return [""]
-    return [f"-{number:05}" for number in range(len(shards))]

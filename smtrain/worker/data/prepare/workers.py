@@ -1,13 +1,31 @@
-"""Pools of worker processes."""
+"""Pools of worker processes, and results in the order of the tasks."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def in_order(submitted: Iterator[Future[T]], ahead: int) -> Iterator[T]:
+    """The results of tasks in their order; takes at most `ahead` tasks before it waits for the first of them."""
+    waiting: deque[Future[T]] = deque()
+    try:
+        for future in submitted:
+            waiting.append(future)
+            if len(waiting) >= ahead:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        for future in waiting:
+            future.cancel()
 
 
 def spawned_pool(count: int, start: Callable[..., None], *arguments: Any) -> ProcessPoolExecutor:

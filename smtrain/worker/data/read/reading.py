@@ -40,13 +40,17 @@ class BadLines:
         self._one, self._of = one, of
         self.count = 0
         self.kept: list[str] = []
+        self.place = -1, 0
+        """The file of the last block, and its lines so far."""
 
-    def add(self, bad: list[BadLine], lines: int, most: int, more: int = 0) -> None:
-        """Add those of a block that follows `lines` lines of its file, and `more` without their places.
+    def add(self, file: int, first: bool, lines: int, bad: list[BadLine], most: int, more: int = 0) -> None:
+        """Add those of a block of file number `file`, which has so many lines, and `more` without their places.
 
         Raises DataError beyond `most`.
         """
-        placed = [str(BadLine(one.file, lines + one.line, one.reason)) for one in bad]
+        before = 0 if first or file != self.place[0] else self.place[1]
+        self.place = file, before + lines
+        placed = [str(BadLine(one.file, before + one.line, one.reason)) for one in bad]
         self.count += len(placed) + more
         self.kept += placed[: BAD_LINES_KEPT - len(self.kept)]
         if self.count > most:

@@ -43,6 +43,7 @@ class SourceFile:
     """A file to read: `name` is its path relative to the input folder, as reports show it.
 
     `path` is on this machine, or an s3:// or hf:// URI; `stamp` changes when the file does. `encoding` is "" for UTF-8.
+    `number` counts the files of a preparation.
     """
 
     path: str
@@ -51,6 +52,7 @@ class SourceFile:
     bytes: int
     stamp: str = ""
     encoding: str = ""
+    number: int = 0
 
     def identity(self, *, elsewhere: bool) -> dict[str, Any]:
         """The fields that identify the file; `elsewhere` for another machine, which has other paths and times."""

@@ -1,8 +1,11 @@
-"""Text of the input that no reader takes, counted by field, so that the user hears of it before the training."""
+"""Counts of what no reader takes, by field, and of what is left out or changed, so that the user hears of it."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +17,8 @@ _MOST = 200
 """The number of names kept: records whose keys are all different would fill the memory."""
 _OTHERS = "other fields"
 _SHOWN = 20
+EXAMPLES = 10
+"""The most examples of a kind."""
 
 
 class UnreadText(dict[str, int]):
@@ -25,6 +30,38 @@ class UnreadText(dict[str, int]):
         for name, number in pairs:
             known = name if name in self or len(self) < _MOST else _OTHERS
             self[known] = self.get(known, 0) + number
+
+
+@dataclass
+class Findings:
+    """Counts of documents by the reason why they were `dropped`, of what was `noted` in them, and of `unread` text.
+
+    `examples` has up to EXAMPLES texts by reason.
+    """
+
+    dropped: Counter[str] = dataclasses.field(default_factory=Counter)
+    noted: Counter[str] = dataclasses.field(default_factory=Counter)
+    examples: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+    unread: UnreadText = dataclasses.field(default_factory=UnreadText)
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Findings:
+        """Read them from a JSON object that may have further fields."""
+        dropped, noted, examples, unread = (record[one.name] for one in dataclasses.fields(cls))
+        return cls(Counter(dropped), Counter(noted), examples, UnreadText(unread))
+
+    def keep(self, reason: str, *texts: str) -> None:
+        """Keep examples while there are fewer than EXAMPLES."""
+        kept = self.examples.setdefault(reason, [])
+        kept.extend(texts[: EXAMPLES - len(kept)])
+
+    def add(self, more: Findings) -> None:
+        """Add the findings in the text that follows."""
+        self.dropped += more.dropped
+        self.noted += more.noted
+        for reason, texts in more.examples.items():
+            self.keep(reason, *texts)
+        self.unread.count(more.unread)
 
 
 def unread_sentence(unread: Mapping[str, int]) -> str:

@@ -18,7 +18,7 @@ from smtrain.worker.data.read.record_fields import PAIRS, SEEN, UNWANTED, record
 from smtrain.worker.data.read.unread import UnreadText, holds_text, unread_fields
 from smtrain.worker.data.tokenize.turns import RecordFault, clean, read_tools, read_turns
 
-__all__ = ["ChatTemplate", "Dialogue", "RecordFault", "Rendered", "conversation", "named", "refuse_pairs"]
+__all__ = ["ChatTemplate", "Dialogue", "RecordFault", "Rendered", "conversation", "named", "refuse_pairs", "renamed"]
 
 Shape = Literal["auto", "alpaca", "messages"]
 COLUMNS = tuple(
@@ -62,13 +62,18 @@ class Rendered:
 
 
 def named(row: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
-    """A record with the columns of `columns` {ours: theirs} under our names.
+    """A record as `renamed` returns it.
 
     Raises DataError for a pair of preferences if no answer is named: as a conversation it would teach the wrong text.
     """
     if not columns and not any(row.get(worse) is not None for _, worse in PAIRS):
         return row
     refuse_pairs([name for name, value in row.items() if value is not None], columns)
+    return renamed(row, columns)
+
+
+def renamed(row: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+    """A record with the columns of `columns` {ours: theirs} under our names."""
     taken = {ours: row.get(theirs) for ours, theirs in columns.items()}
     return {name: value for name, value in row.items() if name not in columns.values()} | taken
 

@@ -16,19 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from smtrain.core.errors import DataError, first_line
 from smtrain.core.model import hf_tokenizer
-from smtrain.worker.data.clean.holdout import conversation_hash
 from smtrain.worker.data.prepare.prepare_options import PrepareOptions
-from smtrain.worker.data.read.blocks import Block
-from smtrain.worker.data.read.reading import BadLine
 from smtrain.worker.data.read.record_fields import PAIRS, SEEN
-from smtrain.worker.data.read.records import RecordColumns, read_records
 from smtrain.worker.data.read.unread import UnreadText, unread_fields
-from smtrain.worker.data.tokenize.chat import ChatTemplate, Dialogue, RecordFault, Rendered
-from smtrain.worker.data.tokenize.samples import SampleMaker, SamplePiece, common_tokens, refuse_other_tokens
+from smtrain.worker.data.tokenize.chat import ChatTemplate, Dialogue, RecordFault, Rendered, renamed
+from smtrain.worker.data.tokenize.samples import Document, RecordMaker, SampleMaker, common_tokens, refuse_other_tokens
 from smtrain.worker.data.tokenize.tokenizer import load_tokenizer
 from smtrain.worker.data.tokenize.turns import clean, read_message, read_tools
 
@@ -175,15 +170,14 @@ def _parted(chosen: Any, rejected: Any) -> tuple[Any, Any, Any]:
     return chosen[:at], chosen[at:], rejected[at:]
 
 
-class PairMaker:
-    """Turns blocks of records into pairs of samples; every worker process has one."""
+class PairMaker(RecordMaker):
+    """Turns preferences into pairs of samples."""
 
     sequences = 2
-    """Sequences of a sample."""
+    known = COLUMNS
 
     def __init__(self, folder: Path, options: PrepareOptions) -> None:
-        self.folder, self.options = folder, options
-        self.holdout = options.holdout if options.holdout and options.holdout.from_sources else None
+        super().__init__(folder, options)
         self.limit = options.seq_len // 2 + 1
         """The most tokens of a prompt with its answer: a row has room for two of them, without their last tokens."""
         try:
@@ -191,7 +185,7 @@ class PairMaker:
         except (OSError, ValueError, KeyError) as error:
             raise DataError(f"{folder} holds no tokenizer that transformers loads ({first_line(error)}).") from None
         self.reasons = tuple(reason.format(self.limit) for reason in (_FULL, _LONG, _EMPTY))
-        """The counts of what is left out."""
+        self.about = f"pairs of a chosen and a rejected answer, each with its prompt in at most {self.limit} tokens"
 
     @cached_property
     def template(self) -> ChatTemplate:
@@ -201,26 +195,9 @@ class PairMaker:
         return template
 
     @property
-    def columns(self) -> RecordColumns:
-        """The columns that may be read of a table."""
-        return RecordColumns((*COLUMNS, *self.options.columns.values()), self._columns_fault)
-
-    @property
-    def about(self) -> str:
-        """A sentence on what becomes of the records."""
-        return f"pairs of a chosen and a rejected answer, each with its prompt in at most {self.limit} tokens"
-
-    @property
     def decides(self) -> list[Any]:
-        """The values, next to the inputs and the tokenizer, that decide which bytes the pairs become."""
         source = str(self._tokenizer.chat_template)
         return [source, ["dpo", self.options.seq_len, self._tokenizer.eos_token, self.options.overlong]]
-
-    def piece(self, block: Block) -> SamplePiece:
-        try:
-            return self._piece(block)
-        except DataError as error:
-            raise DataError(f"{block.file.name}: {error}") from None
 
     def _columns_fault(self, names: list[str]) -> str | None:
         ours = {name: self.options.columns.get(name, name) for name in COLUMNS}
@@ -231,35 +208,16 @@ class PairMaker:
             "and the worse answer in data.columns as chosen and rejected."
         )
 
-    def _piece(self, block: Block) -> SamplePiece:
-        records = read_records(block)
-        pairs: list[tuple[Preference, list[str]]] = []
-        unread = UnreadText(block.unread)
-        for line, row in records.rows:
-            try:
-                pair = preference(self._named(row))
-                texts = self._texts(pair)
-                unread_here = self._unread(row, pair, texts)
-            except RecordFault as fault:
-                records.bad.append(BadLine(block.file.name, line, str(fault)))
-                continue
-            pairs.append((pair, texts))
-            unread.count(unread_here)
-        counts: Counter[str] = Counter()
-        fitted = [self._fitted(ids, counts) for ids in self._encoded(pairs)]
-        samples = [sample for pair in fitted for sample in pair]
-        kept = np.array([bool(pair) for pair in fitted], bool)
-        hashes = [conversation_hash([{"prompt": pair.prompt}]) for pair, _ in pairs] if self.holdout else []
-        sides = self.holdout.by_hash(np.array(hashes, np.uint64)) if self.holdout else None
-        sides = None if sides is None else np.repeat(sides[kept], self.sequences)
-        return SamplePiece.of(block, records, samples, counts, sides, unread)
+    def _read(self, row: dict[str, Any]) -> tuple[Any, UnreadText]:
+        pair = preference(renamed(row, self.options.columns))
+        texts = self._texts(pair)
+        unread = UnreadText()
+        unread.count(self._unread(row, pair, texts))
+        return (pair, texts), unread
 
-    def _named(self, row: dict[str, Any]) -> dict[str, Any]:
-        columns = self.options.columns
-        if not columns:
-            return row
-        taken = {ours: row.get(theirs) for ours, theirs in columns.items()}
-        return {name: value for name, value in row.items() if name not in columns.values()} | taken
+    def _samples(self, read: list[Any], counts: Counter[str]) -> Iterator[tuple[Any, list[Document]]]:
+        for (pair, _), ids in zip(read, self._encoded(read), strict=True):
+            yield [{"prompt": pair.prompt}], self._fitted(ids, counts)
 
     def _texts(self, pair: Preference) -> list[str]:
         """Prompt, prompt with the chosen answer, and prompt with the rejected one."""
@@ -306,7 +264,7 @@ class PairMaker:
                     wholes[i] = ids[3 * number : 3 * number + 3]
             yield from wholes
 
-    def _fitted(self, ids: list[list[int]], counts: Counter[str]) -> list[tuple[NDArray[np.int32], NDArray[np.uint8]]]:
+    def _fitted(self, ids: list[list[int]], counts: Counter[str]) -> list[Document]:
         """The two samples of a pair, each its ids and the mask of its answer; none if the pair is left out."""
         prompt, *wholes = (np.array(tokens, np.int32) for tokens in ids)
         start = min(common_tokens(prompt, whole) for whole in wholes)
@@ -327,6 +285,6 @@ class PairMaker:
         return [(whole, (np.arange(len(whole)) >= start).astype(np.uint8)) for whole in cut]
 
 
-def record_maker(folder: Path, options: PrepareOptions) -> SampleMaker | PairMaker:
+def record_maker(folder: Path, options: PrepareOptions) -> RecordMaker:
     """The maker of samples, or of pairs for train.objective dpo."""
     return (PairMaker if options.objective == "dpo" else SampleMaker)(folder, options)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,16 +14,16 @@ from tokenizers import Tokenizer
 
 from smtrain.core.errors import DataError
 from smtrain.worker.data.clean.holdout import conversation_hash
+from smtrain.worker.data.prepare.pieces import Piece
 from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 from smtrain.worker.data.read.blocks import Block
 from smtrain.worker.data.read.reading import BadLine
-from smtrain.worker.data.read.records import RecordColumns, Records, read_records
-from smtrain.worker.data.read.unread import UnreadText
+from smtrain.worker.data.read.records import RecordColumns, read_records
+from smtrain.worker.data.read.unread import Findings, UnreadText
 from smtrain.worker.data.tokenize.chat import (
     COLUMNS,
     NAMED,
     ChatTemplate,
-    Dialogue,
     RecordFault,
     Rendered,
     Shape,
@@ -40,74 +40,98 @@ LONG = "samples longer than seq_len + 1 tokens"
 UNLEARNED = "conversations whose answers are all marked as not to be learned"
 NO_ANSWER = "samples without an answer in seq_len + 1 tokens"
 _GROUP_CHARACTERS = 1 << 20
+Document = tuple[NDArray[Any], NDArray[np.uint8]]
+"""Ids, and a mask of those to learn."""
 
 
-@dataclass(frozen=True)
-class SamplePiece:
-    """The samples of one block: tokens and mask end to end, a length per sample, faults, and counts by reason.
+class RecordMaker(ABC):
+    """Turns blocks of records into samples; every worker process has one. A sample is `sequences` documents in a row.
 
-    A pair of answers is two samples in a row, chosen and rejected. `sides` is None unless some samples are held out.
-    `unread` counts text of the records that no sample has.
+    `reasons` are the counts of what is left out, `about` is a sentence on what becomes of the records, and `decides`
+    the values, next to the inputs and the tokenizer, that decide which bytes they become.
     """
 
-    block: Block
-    tokens: NDArray[Any]
-    mask: NDArray[np.uint8]
-    lengths: NDArray[np.int32]
-    bad: list[BadLine]
-    lines: int
-    counts: Counter[str]
-    sides: NDArray[np.int8] | None = None
-    unread: UnreadText = field(default_factory=UnreadText)
-
-    @classmethod
-    def of(
-        cls, block: Block, records: Records, samples: Sequence[tuple[NDArray[Any], NDArray[np.uint8]]],
-        counts: Counter[str], sides: NDArray[np.int8] | None, unread: UnreadText,
-    ) -> SamplePiece:  # fmt: skip
-        """The piece of a block with these samples: ids and mask of each."""
-        return cls(
-            block.without_payload(),
-            np.concatenate([np.zeros(0, np.int32), *(ids for ids, _ in samples)]),
-            np.concatenate([np.zeros(0, np.uint8), *(mask for _, mask in samples)]),
-            np.array([len(ids) for ids, _ in samples], np.int32),
-            sorted(records.bad, key=lambda bad: bad.line),
-            records.lines,
-            +counts,
-            sides,
-            unread,
-        )
-
-
-class SampleMaker:
-    """Turns blocks of records into samples; every worker process has one."""
+    sequences: ClassVar[int]
+    known: ClassVar[tuple[str, ...]]
+    """Every column of a table that is read, refused or counted."""
+    reasons: tuple[str, ...]
+    about: str
 
     def __init__(self, folder: Path, options: PrepareOptions) -> None:
         self.folder, self.options = folder, options
-        self.shape: Shape = options.format if options.format in ("alpaca", "messages") else "auto"  # type: ignore[assignment]
         self.holdout = options.holdout if options.holdout and options.holdout.from_sources else None
-        self.template, self._tokenizer = ChatTemplate(folder), load_tokenizer(folder, lambda _: None)
-        refuse_other_tokens(folder, self.template.tokens, self._tokenizer)
-        self._limit = options.seq_len + 1
 
     @property
     def columns(self) -> RecordColumns:
         """The columns that may be read of a table."""
-        return RecordColumns((*COLUMNS, *self.options.columns.values()), self._columns_fault)
-
-    sequences = 1
-    """Sequences of a sample."""
-    reasons = (LONG, NO_ANSWER, UNLEARNED)
-    """The counts of what is left out."""
+        return RecordColumns((*self.known, *self.options.columns.values()), self._columns_fault)
 
     @property
-    def about(self) -> str:
-        """A sentence on how answers are found."""
-        return self.template.about
+    @abstractmethod
+    def decides(self) -> list[Any]: ...
+
+    @abstractmethod
+    def _columns_fault(self, names: list[str]) -> str | None: ...
+
+    @abstractmethod
+    def _read(self, row: dict[str, Any]) -> tuple[Any, UnreadText]:
+        """The part of a record that becomes samples, and counts of the rest. Raises RecordFault."""
+
+    @abstractmethod
+    def _samples(self, read: list[Any], counts: Counter[str]) -> Iterator[tuple[Any, list[Document]]]:
+        """The documents of each text or pair, and what decides its side: all samples of one stay on one side."""
+
+    def piece(self, block: Block) -> Piece:
+        """The samples of a block."""
+        records = read_records(block)
+        findings = Findings(unread=UnreadText(block.unread))
+        read: list[Any] = []
+        documents: list[Document] = []
+        hashes: list[int] = []
+        try:
+            for line, row in records.rows:
+                try:
+                    one, unread = self._read(row)
+                except RecordFault as fault:
+                    records.bad.append(BadLine(block.file.name, line, str(fault)))
+                    continue
+                read.append(one)
+                findings.unread.count(unread)
+            for decides, some in self._samples(read, findings.noted):
+                documents += some
+                hashes += [conversation_hash(decides)] * len(some) if self.holdout else []
+        except DataError as error:
+            raise DataError(f"{block.file.name}: {error}") from None
+        findings.noted = +findings.noted
+        return Piece(
+            block.without_payload(),
+            np.concatenate([np.zeros(0, np.int32), *(ids for ids, _ in documents)]),
+            np.array([len(ids) for ids, _ in documents], np.int32),
+            sorted(records.bad, key=lambda bad: bad.line),
+            records.lines,
+            findings,
+            np.concatenate([np.zeros(0, np.uint8), *(mask for _, mask in documents)]),
+            self.holdout.by_hash(np.array(hashes, np.uint64)) if self.holdout else None,
+        )
+
+
+class SampleMaker(RecordMaker):
+    """Turns conversations into samples."""
+
+    sequences = 1
+    known = COLUMNS
+    reasons = (LONG, NO_ANSWER, UNLEARNED)
+
+    def __init__(self, folder: Path, options: PrepareOptions) -> None:
+        super().__init__(folder, options)
+        self.shape: Shape = options.format if options.format in ("alpaca", "messages") else "auto"  # type: ignore[assignment]
+        self.template, self._tokenizer = ChatTemplate(folder), load_tokenizer(folder, lambda _: None)
+        refuse_other_tokens(folder, self.template.tokens, self._tokenizer)
+        self.about = self.template.about
+        self._limit = options.seq_len + 1
 
     @property
     def decides(self) -> list[Any]:
-        """The values, next to the inputs and the tokenizer, that decide which bytes the samples become."""
         return [self.template.source, [self.options.seq_len, self.shape, self.options.overlong]]
 
     def _columns_fault(self, names: list[str]) -> str | None:
@@ -124,47 +148,24 @@ class SampleMaker:
             "conversations in data.columns as messages, or those of the instructions as instruction and output."
         )
 
-    def piece(self, block: Block) -> SamplePiece:
-        try:
-            return self._piece(block)
-        except DataError as error:
-            raise DataError(f"{block.file.name}: {error}") from None
-
-    def _piece(self, block: Block) -> SamplePiece:
-        records = read_records(block)
-        columns = self.options.columns
-        rendered: list[Rendered] = []
-        hashes: list[int] = []  # of the conversation of each text: all samples of one stay on one side
-        counts: Counter[str] = Counter()
-        unread = UnreadText(block.unread)
-        for line, row in records.rows:
-            try:
-                dialogue = conversation(named(row, columns), self.shape)
-                texts = self.template.render(dialogue)
-                unread_here = self._unread(row, dialogue, texts)
-            except RecordFault as fault:
-                records.bad.append(BadLine(block.file.name, line, str(fault)))
-                continue
-            rendered += texts
-            hashes += [conversation_hash(dialogue.messages)] * len(texts)
-            counts[_SPLIT] += len(texts) > 1
-            counts[UNLEARNED] += not texts
-            unread.count(unread_here)
-        fitted = [self._fitted(ids, mask, counts) for ids, mask in self._encoded(rendered)]
-        sides = self.holdout.by_hash(np.array(hashes, np.uint64)) if self.holdout else None
-        samples = [sample for sample in fitted if sample is not None]
-        kept = np.array([sample is not None for sample in fitted], bool)
-        sides = None if sides is None else sides[kept]
-        return SamplePiece.of(block, records, samples, counts, sides, unread)
-
-    def _unread(self, row: dict[str, Any], dialogue: Dialogue, texts: list[Rendered]) -> UnreadText:
-        """The text of a record that its samples do not have."""
+    def _read(self, row: dict[str, Any]) -> tuple[Any, UnreadText]:
+        dialogue = conversation(named(row, self.options.columns), self.shape)
+        texts = self.template.render(dialogue)
         unread = UnreadText(dialogue.unread)
         unread.count(unread_of(row, dialogue, self.options.columns))
         unread.count(self.template.unread(dialogue, texts) if texts else [])
-        return unread
+        return (dialogue.messages, texts), unread
 
-    def _encoded(self, rendered: list[Rendered]) -> Iterator[tuple[NDArray[Any], NDArray[np.uint8]]]:
+    def _samples(self, read: list[Any], counts: Counter[str]) -> Iterator[tuple[Any, list[Document]]]:
+        for _, texts in read:
+            counts[_SPLIT] += len(texts) > 1
+            counts[UNLEARNED] += not texts
+        messages = (messages for messages, texts in read for _ in texts)
+        rendered = [text for _, texts in read for text in texts]
+        for of, (ids, mask) in zip(messages, self._encoded(rendered), strict=True):
+            yield of, self._fitted(ids, mask, counts)
+
+    def _encoded(self, rendered: list[Rendered]) -> Iterator[Document]:
         """Ids and mask of every text.
 
         A place in a text is mapped to its tokens by encoding the text before it; a token that spans the place counts
@@ -183,19 +184,17 @@ class SampleMaker:
                     mask[at[start] : at[end]] = 1
                 yield ids, mask
 
-    def _fitted(
-        self, ids: NDArray[Any], mask: NDArray[np.uint8], counts: Counter[str]
-    ) -> tuple[NDArray[Any], NDArray[np.uint8]] | None:
+    def _fitted(self, ids: NDArray[Any], mask: NDArray[np.uint8], counts: Counter[str]) -> list[Document]:
         if len(ids) > self._limit:
             drop = self.options.overlong == "drop"
             counts[LONG if drop else _CUT] += 1
             if drop:
-                return None
+                return []
             ids, mask = ids[: self._limit], mask[: self._limit]
         if not mask[1:].any():  # the first token is predicted from nothing
             counts[NO_ANSWER] += 1
-            return None
-        return ids, mask
+            return []
+        return [(ids, mask)]
 
 
 def refuse_other_tokens(folder: Path, written: Mapping[str, int], tokenizer: Tokenizer) -> None:

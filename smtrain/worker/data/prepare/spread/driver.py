@@ -27,10 +27,10 @@ from smtrain.core.protocol.container import ml_root
 from smtrain.worker.data.clean.overlap import read_tests
 from smtrain.worker.data.manifest import MASK, PREFIX, VALIDATION, VALIDATION_MASK
 from smtrain.worker.data.prepare.part_uploads import StoppedError
-from smtrain.worker.data.prepare.prepare_options import PrepareOptions, ResolvedInputs
+from smtrain.worker.data.prepare.prepare_options import Corpus
 from smtrain.worker.data.prepare.progress import LINE_SECONDS, DataProgress
 from smtrain.worker.data.prepare.resumable import Journal
-from smtrain.worker.data.prepare.shards import SHARE_BYTES, Share, TextShard, cut_shares, held_out_names
+from smtrain.worker.data.prepare.shards import SHARE_BYTES, Share, cut_shares
 from smtrain.worker.data.prepare.spread.places import SharedPlace, place
 from smtrain.worker.data.prepare.spread.share_files import share_name
 from smtrain.worker.data.prepare.spread.tally import SpreadTally
@@ -46,7 +46,6 @@ from smtrain.worker.data.prepare.spread.work import (
     write_output,
 )
 from smtrain.worker.data.read.hub import HUB
-from smtrain.worker.data.read.sources import SourceFile
 from smtrain.worker.data.tokenize.encoder import MismatchError
 
 PASS_BYTES = 512 << 20
@@ -55,7 +54,7 @@ _BYTES_A_KEY = 64  # key, position, rank, order and their sorted copies
 _RANGES = 16
 _READERS = 16
 _SHARES = f".{PREFIX}.shares"
-_FORMAT = 2  # of the files in it
+_FORMAT = 3  # of the files in it
 
 
 class CrashedError(SmtrainError):
@@ -94,18 +93,18 @@ class Spread:
 
 
 class Driver:
-    """One preparation; `files` are those of all sources, `prefixes` one for each source."""
+    """One preparation of a corpus."""
 
     def __init__(
-        self, spread: Spread, context: WorkContext, files: Sequence[SourceFile], shards: Sequence[TextShard],
-        prefixes: Sequence[str], report: Callable[[DataProgress], None], say: Callable[[str], None],
+        self, spread: Spread, context: WorkContext, corpus: Corpus, report: Callable[[DataProgress], None],
+        say: Callable[[str], None],
     ) -> None:  # fmt: skip
-        self.spread, self.context, self.files, self.shards = spread, context, files, shards
-        self.prefixes, self._report, self._say = prefixes, report, say
-        self.tally = SpreadTally(files, context, shards)
+        self.spread, self.context, self.corpus, self._report, self._say = spread, context, corpus, report, say
+        self.files, self.shards = corpus.flat, corpus.shards
+        self.tally = SpreadTally(corpus, context.encoder)
         self._place = SharedPlace(context.work)  # creates the folder, which an earlier run may have deleted
         self._began = self._said = time.monotonic()
-        self._total = sum(shard.bytes for shard in shards)
+        self._total = sum(shard.bytes for shard in self.shards)
         self._done_bytes = self._before = 0
         self._hosts: dict[str, list[float]] = {}
         self._lost: dict[int, Share] = {}
@@ -282,8 +281,7 @@ class Driver:
 
     def _outputs(self) -> list[OutputPair]:
         """The files to write: a pair for each shard, and those of what is held out."""
-        options, sft = self.context.options, self.context.sft
-        sides = options.holdout is not None and (sft or options.holdout.from_sources)
+        corpus, sft = self.corpus, self.context.sft
         outputs: list[OutputPair] = []
 
         def add(prefix: str, mask: str, name: str, shards: Sequence[int], side: int | None) -> None:
@@ -292,9 +290,9 @@ class Driver:
             )
 
         for number, shard in enumerate(self.shards):
-            add(self.prefixes[shard.part], MASK, shard.name, [number], 0 if sides else None)
-        if sides:
-            names = [shard.name for shard in self.shards] if sft else held_out_names(self.shards)
+            add(corpus.prefixes[shard.part], MASK, shard.name, [number], 0 if corpus.sided else None)
+        if corpus.sided:
+            names = corpus.held_names
             for number, name in enumerate(names):
                 shards = range(len(self.shards)) if len(names) == 1 else [number]
                 add(VALIDATION, VALIDATION_MASK, name, shards, 1)
@@ -315,16 +313,10 @@ class SpreadJob:
     """A preparation: the digest of text and settings, and what `WorkContext` and `Driver` need."""
 
     key: str
-    sft: bool
-    options: PrepareOptions
+    corpus: Corpus
     tokenizer: Path
-    inputs: ResolvedInputs
     encoder: str
-    shards: Sequence[TextShard]
-    prefixes: Sequence[str]
     hub: tuple[HubSource, ...]
-    held: frozenset[int] = frozenset()
-    sequences: int = 1
 
 
 def spread_out(
@@ -335,15 +327,15 @@ def spread_out(
 
     The shares are deleted when the context ends, unless by a fault that another attempt may not meet.
     """
-    key = digest([_FORMAT, job.key, job.encoder, job.options.shard_bytes, spread.share_bytes])
+    corpus, options = job.corpus, job.corpus.options
+    key = digest([_FORMAT, job.key, job.encoder, options.shard_bytes, spread.share_bytes])
     work = _work_folder(spread.work or str(journal.folder.with_name(_SHARES)), key)
-    root, tests = str(ml_root()), job.options.cleaning.tests
     context = WorkContext(
-        key, job.sft, job.options, str(job.tokenizer.absolute()), job.inputs.facts, job.encoder, work,
-        spread.out or str(journal.folder.absolute()), root, job.held, job.hub, job.sequences,
-        read_tests(tests) if tests else None,
+        key, corpus.sequences > 0, options, str(job.tokenizer.absolute()), corpus.facts, job.encoder, work,
+        spread.out or str(journal.folder.absolute()), str(ml_root()), corpus.held, job.hub,
+        read_tests(options.cleaning.tests) if options.cleaning.tests else None,
     )  # fmt: skip
-    driver = Driver(spread, context, job.inputs.flat, job.shards, job.prefixes, report, say)
+    driver = Driver(spread, context, corpus, report, say)
     try:
         tally = driver.run()
     except DataError:

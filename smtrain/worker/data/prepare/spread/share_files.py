@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from smtrain.core.errors import DataError
-from smtrain.worker.data.clean.refiner import count, keep
-from smtrain.worker.data.prepare.pieces import TextPiece
+from smtrain.worker.data.prepare.pieces import Piece
 from smtrain.worker.data.prepare.resumable import Appender
 from smtrain.worker.data.prepare.shards import Share
 from smtrain.worker.data.prepare.spread.places import SharedPlace
 from smtrain.worker.data.read.reading import BAD_LINES_KEPT
-from smtrain.worker.data.read.sources import SourceFile
-from smtrain.worker.data.read.unread import UnreadText
-from smtrain.worker.data.tokenize.samples import SamplePiece
+from smtrain.worker.data.read.unread import Findings
 
 KEY = np.dtype([("key", "<u8"), ("document", "<u4")])
 """A hash or a band of a document. A file of keys is in the order of the keys and then of the text."""
@@ -40,58 +37,31 @@ def share_name(number: int) -> str:
 class ShareWriter:
     """Writes the pieces of a share into a folder; `finish` moves them to the place."""
 
-    def __init__(self, folder: Path, share: Share, dtype: np.dtype, files: Mapping[int, SourceFile]) -> None:
+    def __init__(self, folder: Path, share: Share, dtype: np.dtype) -> None:
         self._folder, self._share, self._dtype = folder, share, np.dtype(dtype)
-        # by identity: the same file may be given twice
-        self._numbers = {id(file): number for number, file in files.items()}
         self._files: dict[str, Appender] = {}
         self._keys: dict[str, list[NDArray[np.uint64]]] = {"hashes": [], "bands": []}
         self.runs: list[list[Any]] = []
         self.documents = self.tokens = 0
-        self._dropped: dict[str, int] = {}
-        self._noted: dict[str, int] = {}
-        self._counts: dict[str, int] = {}
-        self._examples: dict[str, list[str]] = {}
-        self._unread = UnreadText()
+        self._findings = Findings()
         for end in ("bin", "lengths"):
             self._append(end, b"")
 
-    def number_of(self, file: SourceFile) -> int:
-        """Its number in the corpus."""
-        return self._numbers[id(file)]
-
-    def add(self, piece: TextPiece | SamplePiece, sides: NDArray[np.int8] | None) -> None:
+    def add(self, piece: Piece, sides: NDArray[np.int8] | None) -> None:
         """Append a piece; `sides` are TRAIN, HELD or TEST of its documents, if some are held out."""
         bad = [[one.file, one.line, one.reason] for one in piece.bad[:BAD_LINES_KEPT]]
-        run = [
-            self.number_of(piece.block.file),
-            piece.block.first,
-            piece.lines,
-            len(piece.lengths),
-            len(piece.bad),
-            bad,
-        ]
-        self.runs.append(run)
-        self._unread.count(piece.unread)
+        block = piece.block
+        self.runs.append([block.file.number, block.first, piece.lines, len(piece.lengths), len(piece.bad), bad])
+        self._findings.add(piece.findings)
         self._append("bin", np.ascontiguousarray(piece.tokens, self._dtype).data)
         self._append("lengths", piece.lengths.astype("<i4").data)
         if sides is not None:
             self._append("sides", sides.astype("i1").data)
-        if isinstance(piece, SamplePiece):
+        if piece.mask is not None:
             self._append("mask", piece.mask.data)
-            for reason, number in piece.counts.items():
-                count(self._counts, reason, number)
-        else:
-            count(self._dropped, "too short", piece.short)
-            for reason, number in piece.dropped.items():
-                count(self._dropped, reason, number)
-            for kind, number in piece.noted.items():
-                count(self._noted, kind, number)
-            for kind, texts in piece.examples.items():
-                keep(self._examples, kind, *texts)
-            for name, keys in (("hashes", piece.hashes), ("bands", piece.near)):
-                if keys is not None:
-                    self._keys[name].append(keys)
+        for name, keys in (("hashes", piece.hashes), ("bands", piece.near)):
+            if keys is not None:
+                self._keys[name].append(keys)
         self.documents += len(piece.lengths)
         self.tokens += len(piece.tokens)
 
@@ -118,8 +88,7 @@ class ShareWriter:
         record = {
             "number": self._share.number, "part": self._share.part, "bytes": self._share.bytes,
             "documents": self.documents, "tokens": self.tokens, "files": files, "runs": self.runs,
-            "dropped": self._dropped, "noted": self._noted, "examples": self._examples, "counts": self._counts,
-            "unread": list(self._unread.items()),
+            **vars(self._findings),
         }  # fmt: skip
         place.write(f"{name}.json", json.dumps(record).encode())
         return record

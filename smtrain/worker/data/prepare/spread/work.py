@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
@@ -25,26 +26,26 @@ from numpy.typing import NDArray
 
 from smtrain.core.errors import DataError
 from smtrain.core.protocol.container import Container, ml_root
-from smtrain.worker.data.clean.dedup import EXAMPLE_TOKENS, NEAR
-from smtrain.worker.data.clean.holdout import HELD, TEST, TRAIN
+from smtrain.worker.data.clean.dedup import DUPLICATES, EXAMPLE_TOKENS, NEAR
+from smtrain.worker.data.clean.holdout import HELD, TEST, TEST_PART, TRAIN
 from smtrain.worker.data.clean.overlap import OverlapFinder
-from smtrain.worker.data.clean.refiner import EXAMPLES, Refiner
+from smtrain.worker.data.clean.refiner import Refiner
 from smtrain.worker.data.prepare.dataset_writer import TallyPart
-from smtrain.worker.data.prepare.pieces import TextPiece, TokenizeSettings, span_blocks, tasks, tokenize
+from smtrain.worker.data.prepare.pieces import Piece, TokenizeSettings, span_blocks, tasks, tokenize
 from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 from smtrain.worker.data.prepare.shards import Share
 from smtrain.worker.data.prepare.spread.places import place
 from smtrain.worker.data.prepare.spread.share_files import ShareReader, ShareWriter, key_range, keys_between, share_name
 from smtrain.worker.data.read.records import record_blocks
 from smtrain.worker.data.read.sources import SourceFile, find_files
+from smtrain.worker.data.read.unread import EXAMPLES
 from smtrain.worker.data.tokenize import encoder
 from smtrain.worker.data.tokenize.encoder import Encoder, MismatchError, TokenizersEncoder
-from smtrain.worker.data.tokenize.pairs import PairMaker, record_maker
-from smtrain.worker.data.tokenize.samples import SampleMaker, SamplePiece
+from smtrain.worker.data.tokenize.pairs import record_maker
+from smtrain.worker.data.tokenize.samples import RecordMaker
 from smtrain.worker.data.tokenize.tokenizer import TokenizerFacts
 
 Pass = Literal["hashes", "bands"]
-HELD_SHARE = "in the test part of train.validation.split"
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class WorkContext:
 
     `work` and `out` name the places of shares and of the dataset's files. `root` is /opt/ml of the driver, whose paths
     differ from those of other hosts on the local control plane. `held` are the numbers of files held out whole. `hub`
-    are the sources that every machine has to load by itself, with their commits. A sample is `sequences` documents.
+    are the sources that every machine has to load by itself, with their commits.
     """
 
     key: str
@@ -67,7 +68,6 @@ class WorkContext:
     root: str
     held: frozenset[int]
     hub: tuple[tuple[str, str | None], ...] = ()
-    sequences: int = 1
     tests: OverlapFinder | None = None
 
 
@@ -118,7 +118,7 @@ class _TaskProcess:
         self.key = context.key
         tokenizer = Path(here(context.tokenizer, context.root))
         options = context.options
-        self.maker: SampleMaker | PairMaker | None = None
+        self.maker: RecordMaker | None = None
         if context.sft:
             os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a task has one core
             self.maker = record_maker(tokenizer, options)
@@ -128,7 +128,7 @@ class _TaskProcess:
             model = here(cleaning.languages.model, context.root)
             cleaning = replace(cleaning, languages=replace(cleaning.languages, model=model))
         refine = Refiner(cleaning, context.tests).refine if cleaning.refines else None
-        self.settings = TokenizeSettings(options, tokenizer, context.facts, True, refine)
+        self.settings = TokenizeSettings(options, tokenizer, context.facts, refine)
         self.encoder = named_encoder(tokenizer, context.encoder)
         self.hub: dict[str, SourceFile] | None = None
 
@@ -198,16 +198,16 @@ def do_share(context: WorkContext, share: Share, files: Mapping[int, SourceFile]
     target = place(context.work)
     dtype = np.dtype(context.facts.dtype)
     with target.scratch() as folder:
-        writer = ShareWriter(folder, share, dtype, own)
+        writer = ShareWriter(folder, share, dtype)
         with closing(writer):
             for piece in _pieces(context, machine, share, own):
-                writer.add(piece, _sides(context, piece, writer))
+                writer.add(piece, _sides(context, piece))
             return writer.finish(target)
 
 
 def _pieces(
     context: WorkContext, machine: _TaskProcess, share: Share, files: Mapping[int, SourceFile]
-) -> Iterator[TextPiece | SamplePiece]:
+) -> Iterator[Piece]:
     if machine.maker is not None:
         for number, stretch in share.spans:
             yield from map(machine.maker.piece, record_blocks(files[number], machine.maker.columns, stretch))
@@ -216,10 +216,10 @@ def _pieces(
         yield from tokenize(task, machine.settings, machine.encoder)
 
 
-def _sides(context: WorkContext, piece: TextPiece | SamplePiece, writer: ShareWriter) -> NDArray[np.int8] | None:
+def _sides(context: WorkContext, piece: Piece) -> NDArray[np.int8] | None:
     if piece.sides is not None or not context.sft or context.options.holdout is None:
         return piece.sides
-    held = writer.number_of(piece.block.file) in context.held
+    held = piece.block.file.number in context.held
     return np.full(len(piece.lengths), HELD if held else TRAIN, np.int8)
 
 
@@ -334,7 +334,7 @@ def _kept(context: WorkContext, totals: ShareTotals, shard: int) -> NDArray[np.b
 def write_output(context: WorkContext, totals: ShareTotals, output: OutputPair) -> dict[str, Any]:
     """Write one pair of files, with masks for sft, and return its files and counts, which are also kept as a record."""
     work, out, dtype = place(context.work), place(context.out), np.dtype(context.facts.dtype)
-    dropped: dict[str, int] = {}
+    dropped: Counter[str] = Counter()
     examples: list[tuple[int, list[int]]] = []
     per_file: dict[int, int] = {}
     with out.scratch() as folder, ExitStack() as stack:
@@ -358,13 +358,13 @@ def write_output(context: WorkContext, totals: ShareTotals, output: OutputPair) 
                 at = rows.stop
                 left = kept[rows]
                 if output.counts:
-                    _count(dropped, "duplicates", int((~first[rows]).sum()))
-                    _count(dropped, NEAR, int((first[rows] & ~left).sum()))
+                    dropped[DUPLICATES] += int((~first[rows]).sum())
+                    dropped[NEAR] += int((first[rows] & ~left).sum())
                     _keep_examples(examples, reader, first[rows] & ~left)
                 sides = reader.column("sides", "i1")
                 if sides is not None and output.side is not None:
                     if output.counts:
-                        _count(dropped, HELD_SHARE, int((left & (sides == TEST)).sum()))
+                        dropped[TEST_PART] += int((left & (sides == TEST)).sum())
                     left = left & (sides == output.side)
                 for tally, mask in zip(tallies, (False, True), strict=False):
                     for tokens, lengths in reader.tokens(None if left.all() else left, mask=mask):
@@ -379,14 +379,9 @@ def write_output(context: WorkContext, totals: ShareTotals, output: OutputPair) 
         for name in files:
             out.put(folder / name, name)
     return {
-        "documents": documents, "tokens": tokens, "files": files, "dropped": dropped, "examples": examples,
+        "documents": documents, "tokens": tokens, "files": files, "dropped": +dropped, "examples": examples,
         "per_file": list(per_file.items()),
     }  # fmt: skip
-
-
-def _count(counts: dict[str, int], reason: str, number: int) -> None:
-    if number:
-        counts[reason] = counts.get(reason, 0) + number
 
 
 def _count_files(counts: dict[int, int], runs: list[list[Any]], kept: NDArray[np.bool_]) -> None:

@@ -1,0 +1,140 @@
+"""One preparation of text or of records, on this machine or on several. The bytes are the same.
+
+Pieces are appended in the order of the text, so the bytes written depend on the input and the settings only. A few
+blocks per thread or process are in progress at a time, which bounds the memory for an input of any size.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from smtrain.core.config.schema import digest
+from smtrain.worker.data.manifest import DatasetManifest, files_of, refuse_others
+from smtrain.worker.data.prepare.dataset_writer import CorpusTally, LocalTally
+from smtrain.worker.data.prepare.part_uploads import PartUploads
+from smtrain.worker.data.prepare.pieces import Piece
+from smtrain.worker.data.prepare.prepare_options import Corpus
+from smtrain.worker.data.prepare.progress import DataProgress, console
+from smtrain.worker.data.prepare.resumable import Journal, Marker, publish, restored, unfinished
+from smtrain.worker.data.prepare.shards import TextShard
+from smtrain.worker.data.prepare.spread.driver import Spread, SpreadJob, hub_sources, spread_out
+from smtrain.worker.data.prepare.spread.tally import SpreadTally
+from smtrain.worker.data.tokenize import encoder
+from smtrain.worker.data.tokenize.encoder import Encoder, MismatchError, TokenizersEncoder
+
+_FORMAT = 2  # of the marks in the journal
+Say = Callable[[str], None]
+Report = Callable[[DataProgress], None]
+Pieces = Callable[[TextShard, int], Iterator[Piece]]
+"""The pieces of a shard but those of its first blocks."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Preparation(ABC):
+    """A corpus to prepare from `sources`, with the `commits` of those of the hub at which machines read them."""
+
+    corpus: Corpus
+    tokenizer: Path
+    sources: list[str]
+    commits: Mapping[str, str]
+    say: Say
+
+    @abstractmethod
+    def key(self, *, elsewhere: bool) -> str:
+        """Equal for runs that write the same bytes; `elsewhere` also on other machines."""
+
+    @abstractmethod
+    def pieces(self, encoder: Encoder | None) -> AbstractContextManager[Pieces]:
+        """The maker of the pieces of shards on this machine."""
+
+    @abstractmethod
+    def check(self, tally: CorpusTally) -> None:
+        """Name what is not read. Raises DataError for a corpus that cannot be trained on."""
+
+    @abstractmethod
+    def described(self, tally: CorpusTally) -> dict[str, Any]:
+        """The fields of the manifest that differ between text and records."""
+
+    def run(
+        self, output: Path, progress: Report | None, parts: PartUploads | None, spread: Spread | None
+    ) -> DatasetManifest:
+        """Write the dataset; `prepare` explains the arguments and errors."""
+        if not self.corpus.options.overwrite:
+            refuse_others(*files_of(output))
+        with unfinished(output, parts) as journal, ExitStack() as stack:
+            report = progress or stack.enter_context(console())
+            tally: CorpusTally
+            if spread is not None:
+                tally = stack.enter_context(self._on_machines(spread, journal, report))
+            else:
+                tally = self._encoded(lambda chosen, name: self._here(chosen, name, journal, report))
+            stack.callback(tally.close)
+            self.check(tally)
+            return publish(journal, self._manifest(tally), output, spread.out if spread else None)
+
+    def _encoded(self, attempt: Callable[[Encoder | None, str], T]) -> T:
+        """The result of an attempt with the fastest encoder, or with `tokenizers` if that one gives other ids."""
+        if self.corpus.sequences:
+            return attempt(None, "tokenizers")
+        fast, why = encoder.choose(self.tokenizer)
+        if why:
+            self.say(f"prepare: tokenizing with {fast.name}: {why}")
+        try:
+            return attempt(fast, fast.name)
+        except MismatchError as error:
+            self.say(f"prepare: beginning again with tokenizers: {error}")
+            other = TokenizersEncoder(self.tokenizer)
+            return attempt(other, other.name)
+
+    def _here(self, chosen: Encoder | None, name: str, journal: Journal, report: Report) -> LocalTally:
+        """Write everything but the manifest, from the journal's last mark."""
+        corpus = self.corpus
+        several = any(shard.name for shard in corpus.shards)
+        sizes = ["shards", corpus.options.shard_bytes] if several else []
+        key = digest([_FORMAT, self.key(elsewhere=journal.parts is not None), name, *sizes])
+        tally = restored(lambda: LocalTally(journal.folder, corpus, name), key, journal)
+        marker = Marker(tally, sum(file.bytes for file in corpus.flat), key, journal, report, self.say)
+        try:
+            with self.pieces(chosen) as pieces:
+                for number in range(tally.shard, len(corpus.shards)):
+                    tally.open_shard(number)
+                    for piece in pieces(corpus.shards[number], tally.blocks):
+                        tally.add(piece)
+                        marker.piece_done()
+        except BaseException:
+            tally.close()
+            raise
+        return tally
+
+    def _on_machines(self, spread: Spread, journal: Journal, report: Report) -> AbstractContextManager[SpreadTally]:
+        """Have the machines prepare everything but the manifest; their shares are kept until the context ends."""
+        key, hub = self.key(elsewhere=True), tuple(hub_sources(self.sources, self.commits))
+
+        def attempt(_: Encoder | None, name: str) -> AbstractContextManager[SpreadTally]:
+            job = SpreadJob(key, self.corpus, self.tokenizer, name, hub)
+            return spread_out(spread, journal, job, report, self.say)
+
+        return self._encoded(attempt)
+
+    def _manifest(self, tally: CorpusTally) -> DatasetManifest:
+        """Write the indexes of all files and describe the dataset."""
+        return DatasetManifest(
+            **self.corpus.facts.in_manifest(),
+            seq_len=self.corpus.options.seq_len,
+            documents=tally.documents,
+            tokens=tally.tokens,
+            sources=tally.source_rows(),
+            files=tally.finish(),
+            bad_line_count=tally.bad.count,
+            bad_lines=tally.bad.kept,
+            tokenized_by=tally.tokenized_by,
+            left_out=[*self.corpus.left_out, *tally.left_out],
+            unread=dict(tally.findings.unread),
+            **self.described(tally),
+        )
