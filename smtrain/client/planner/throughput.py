@@ -318,8 +318,9 @@ def _layer_time(work: Work, mesh: Mesh, k: Coefficients, tokens: int, rate: floa
     if shape.experts is not None:  # as many rows as without ep, if the experts get equal shares
         share = (work.capacity or 1.0) * shape.experts.chosen / shape.experts.count
         used += held.experts * (k.expert_products * share - 1)
-    # The last rank of a cut row sees nearly all keys, the only rank of a whole one half of them.
-    seen = work.seq_len * (2 - 1 / mesh.cp)
+    # With a piece of a row from each end, a rank sees half of the keys, as the only rank of a whole row does. Of rows
+    # that are cut once for a rank, the last rank sees nearly all.
+    seen = work.seq_len * (2 - 1 / mesh.cp if work.seq_len % (2 * mesh.cp) else 1.0)
     span = min(seen, shape.sliding_window or seen)
     frozen = 1 if work.lora else 0
     again = 0.0

@@ -9,7 +9,6 @@ import torch
 
 from smtrain.core.model import footprint
 from smtrain.core.model.layout import Layout
-from smtrain.core.model.lora import Lora
 from smtrain.worker.checkpoint.native.reader import KINDS, StateReader
 from smtrain.worker.engine.base import OptimizerOptions, ParallelOptions
 from smtrain.worker.engine.native import NativeEngine
@@ -22,13 +21,13 @@ AT_ONCE = 5
 
 
 def gradients(
-    rank: int, config: dict[str, Any], options: ParallelOptions, folder: Path, apart: bool, lora: Lora | None = None
+    rank: int, config: dict[str, Any], options: ParallelOptions, folder: Path, apart: bool, length: int = 32
 ) -> dict[str, Any]:
     """A step, with what comes before it: loss, norm, evaluation and logits; the gradients are saved in `folder`."""
     footprint.QUERIES["cpu"] = AT_ONCE
     source: Any = cases.Memory(config, cases.weights(config))
-    e = NativeEngine(config, options, BARE, source, 3, lora)
-    ids, labels, segments = packed.batch(config, 0)
+    e = NativeEngine(config, options, BARE, source, 3)
+    ids, labels, segments = (whole[:, :length] for whole in packed.batch(config, 0))
     each = cases.BATCH // e.dp_size
     mine = slice(e.dp_rank * each, (e.dp_rank + 1) * each)
     within = segments[mine] if apart else None
@@ -38,7 +37,9 @@ def gradients(
     e.save(folder, 1, {})
     return {
         "loss": result.loss, "grad_norm": result.grad_norm, "evaluated": evaluated, "routing": result.routing,
-        "logits": None if logits is None else logits.numpy(), "next": [e.next_token(ids[:1, :n]) for n in (1, 9, 32)],
+        "logits": None if logits is None else logits.numpy(),
+        "next": [e.next_token(ids[:1, :n]) for n in (1, 9, length)],
+        "scores": sum(sum(range(start + 1, stop + 1)) for start, stop in e.mesh.own_pieces(length)),
     }  # fmt: skip
 
 

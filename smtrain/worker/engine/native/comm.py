@@ -153,7 +153,38 @@ class ProcessMesh:
 
     def own_tokens(self, rows: torch.Tensor) -> torch.Tensor:
         """This rank's part [B, S / cp, ...] of whole rows [B, S, ...]."""
-        return rows if self.cp == 1 else rows.chunk(self.cp, 1)[self.cp_rank].contiguous()
+        return rows if self.cp == 1 else self.by_rank(rows, 1).chunk(self.cp, 1)[self.cp_rank].contiguous()
+
+    def own_pieces(self, length: int) -> list[tuple[int, int]]:
+        """[start, stop) in the row of each piece of this rank's tokens, of a row of `length` tokens."""
+        order = self._order(length)
+        size, each = length // len(order), len(order) // self.cp
+        own = order[self.cp_rank * each : (self.cp_rank + 1) * each]
+        return [(piece * size, (piece + 1) * size) for piece in own]
+
+    def by_rank(self, rows: torch.Tensor, dim: int) -> torch.Tensor:
+        """Rows whose tokens lie along `dim`, with the tokens of rank 0 first, then those of rank 1, and so on."""
+        order = self._order(rows.shape[dim])
+        pieces = rows.chunk(len(order), dim)
+        return torch.cat([pieces[piece] for piece in order], dim)
+
+    def in_row_order(self, rows: torch.Tensor, dim: int) -> torch.Tensor:
+        """The opposite of `by_rank`."""
+        order = self._order(rows.shape[dim])
+        pieces = rows.chunk(len(order), dim)
+        return torch.cat([pieces[order.index(piece)] for piece in range(len(order))], dim)
+
+    def _order(self, length: int) -> list[int]:
+        """The pieces of a row by the ranks that have them.
+
+        Each rank has a piece near the beginning and one as near the end, so that causal attention is the same work for
+        all (the order of Megatron's and torchtitan's context parallelism). A row that has no 2 cp equal pieces is cut
+        into cp.
+        """
+        last = 2 * self.cp - 1
+        if length % (last + 1):
+            return [*range(self.cp)]
+        return [piece for rank in range(self.cp) for piece in (rank, last - rank)]
 
     def _divide_experts(self) -> None:
         """Make the groups of ranks that divide the experts, which are neighbours, and of those with the same ones."""

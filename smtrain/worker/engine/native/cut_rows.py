@@ -1,4 +1,4 @@
-"""Context parallelism: every row is cut over a group of ranks, which have its parts in the order of its tokens.
+"""Context parallelism: every row is cut over a group of ranks, which have pieces of it as `ProcessMesh.by_rank` says.
 
 What computes each token by itself needs nothing else. Attention gathers the keys and values of whole rows, one layer
 at a time, as Llama 3 was trained (arXiv 2407.21783, section 3.3.2), so that each softmax is over the same numbers as
@@ -28,11 +28,16 @@ Inner = Callable[..., torch.Tensor]
 
 
 class Chunk(NamedTuple):
-    """Queries [start, stop) of this rank's tokens, and the first of the row's keys that any of them sees."""
+    """Queries [start, stop) of this rank's tokens, tokens [at, end) of the row, which see its keys [low, end)."""
 
     start: int
     stop: int
+    at: int
     low: int
+
+    @property
+    def end(self) -> int:
+        return self.at + self.stop - self.start
 
 
 class CutRows(NamedTuple):
@@ -52,32 +57,32 @@ class CutRows(NamedTuple):
         positions: torch.Tensor | None = None,
     ) -> CutRows:  # fmt: skip
         """`positions` [B, S] on the host tell which keys no query of a chunk can see; they decide about shapes."""
-        length = len(tokens) // mesh.cp
-        window = None if window is None or window >= len(tokens) else window
+        length = len(tokens)
+        window = None if window is None or window >= length else window
         free = mesh.device.type == "cuda" and number is None and window is None
         size = length if free else _queries(mesh)
-        chunks = []
-        for start in range(0, length, size):
-            at, low = mesh.cp_rank * length + start, 0
-            if positions is not None:
-                low = at - int(positions[:, at].max())
-            if window is not None:
-                low = max(low, at - window + 1)
-            chunks.append(Chunk(start, min(start + size, length), low))
+        chunks, start = list[Chunk](), 0
+        for first, end in mesh.own_pieces(length):
+            for at in range(first, end, size):
+                low = 0 if positions is None else at - int(positions[:, at].max())
+                if window is not None:
+                    low = max(low, at - window + 1)
+                stop = start + min(size, end - at)
+                chunks.append(Chunk(start, stop, at, low))
+                start = stop
         return cls(mesh, tokens, number, window, tuple(chunks))
 
     def bounded(self) -> CutRows:
         """The same with chunks of the usual size, for an `Inner` that keeps scores."""
         size, parts = _queries(self.mesh), list[Chunk]()
-        for start, stop, low in self.chunks:
-            parts += [Chunk(at, min(at + size, stop), low) for at in range(start, stop, size)]
+        for start, stop, first, low in self.chunks:
+            parts += [Chunk(own, min(own + size, stop), first + own - start, low) for own in range(start, stop, size)]
         return self._replace(chunks=tuple(parts))
 
     def mask(self, chunk: Chunk) -> Any:
         """Whether each query of a chunk sees each key from `chunk.low` on, [B or 1, 1, n, L]; torch's causal bias on
         CUDA if that is all."""
-        first = self.mesh.cp_rank * len(self.tokens) // self.mesh.cp
-        start, stop, low = first + chunk.start, first + chunk.stop, chunk.low
+        start, stop, low = chunk.at, chunk.end, chunk.low
         if self.number is None and self.window is None and self.mesh.device.type == "cuda":
             return causal_lower_right(stop - start, stop - low)
         query, key = self.tokens[start:stop, None], self.tokens[low:stop]
@@ -88,8 +93,7 @@ class CutRows(NamedTuple):
 
     def keys(self, whole: torch.Tensor, chunk: Chunk) -> torch.Tensor:
         """The keys [B, heads, L, D] that a chunk sees, of the whole row's [S, B, heads, D]."""
-        stop = self.mesh.cp_rank * len(self.tokens) // self.mesh.cp + chunk.stop
-        return whole[chunk.low : stop].permute(1, 2, 0, 3)
+        return whole[chunk.low : chunk.end].permute(1, 2, 0, 3)
 
 
 def _queries(mesh: ProcessMesh) -> int:
@@ -175,12 +179,12 @@ def _gathered(x: torch.Tensor, mesh: ProcessMesh) -> torch.Tensor:
     out = own.new_empty((mesh.cp * own.shape[0], *own.shape[1:]))
     with part("context parallel"):
         gather_into(out, own, group=mesh.cp_group)
-    return out
+    return mesh.in_row_order(out, 0)
 
 
 def _own_sum(whole: torch.Tensor, like: torch.Tensor, mesh: ProcessMesh) -> torch.Tensor:
     """This rank's tokens, shaped as `like`, of the sum of everyone's fp32 [S, B, heads, D]."""
-    sent = whole.to(like.dtype)
+    sent = mesh.by_rank(whole.to(like.dtype), 0)
     out = sent.new_empty((sent.shape[0] // mesh.cp, *sent.shape[1:]))
     with part("context parallel"):
         scatter_sum_into(out, sent, group=mesh.cp_group)
@@ -207,13 +211,13 @@ def tokens_for_heads(parts: Sequence[torch.Tensor], mesh: ProcessMesh) -> torch.
     cut = [x.chunk(mesh.cp, 2) for x in parts]
     assert mesh.cp_group is not None
     whole = _swap(torch.stack([torch.cat(one, 2) for one in zip(*cut, strict=True)]), mesh.cp_group)
-    return whole.transpose(0, 1).flatten(1, 2)
+    return mesh.in_row_order(whole.transpose(0, 1).flatten(1, 2), 1)
 
 
 def heads_for_tokens(x: torch.Tensor, mesh: ProcessMesh) -> torch.Tensor:
     """The way back: [B, S, C / cp] of own heads becomes [B, S / cp, C] of own tokens."""
     assert mesh.cp_group is not None
-    mine = _swap(torch.stack(x.chunk(mesh.cp, 1)), mesh.cp_group)
+    mine = _swap(torch.stack(mesh.by_rank(x, 1).chunk(mesh.cp, 1)), mesh.cp_group)
     return mine.permute(1, 2, 0, 3).flatten(2, 3)
 
 

@@ -213,10 +213,10 @@ class NativeEngine:
         own = self.mesh.own_tokens(padded).to(self.device)
         h = self.pipeline.hidden(own, None)
         token = torch.full((), -1.0, device=self.device)  # below every token of the last stage
-        of_rank, at = divmod(length - 1, own.shape[1])
+        places = self.mesh.own_tokens(torch.arange(padded.shape[1], device="cpu")[None])[0].tolist()
         if h is not None:
             likeliest = self.stage.likeliest(h)
-            token = likeliest[0, at].float() if of_rank == self.mesh.cp_rank else token
+            token = likeliest[0, places.index(length - 1)].float() if length - 1 in places else token
         for group in (self.mesh.pp_group, self.mesh.cp_group):
             if group is not None:
                 dist.all_reduce(token, op=dist.ReduceOp.MAX, group=group)
@@ -232,7 +232,7 @@ class NativeEngine:
         local = self.stage.local_logits(h).float()
         whole = comm.all_gather(local, self.mesh.tp_group, dim=2) if self.mesh.tp > 1 else local
         if self.mesh.cp_group is not None:
-            whole = comm.all_gather(whole, self.mesh.cp_group, dim=1)
+            whole = self.mesh.in_row_order(comm.all_gather(whole, self.mesh.cp_group, dim=1), 1)
         return whole[..., : self.shape.vocab].cpu()
 
     def save(self, folder: Path, step: int, state: dict[str, Any]) -> None:
