@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.text import Say, say
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 Body = Path | bytes
 """The content of a file: another file, or the bytes."""
@@ -109,6 +112,11 @@ class JobPlace(Protocol):
 
 class JobQueue(JobPlace, Protocol):
     """A backend that keeps a job until it has machines, without SageMaker's API."""
+
+    @property
+    def section(self) -> BaseModel:
+        """The section of a config that describes it."""
+        ...
 
     def put(self, uri: str, files: Sequence[tuple[str, Body]], say: Say) -> None:
         """Copy files below a URI; files of the same size are kept, as their folder is named by content."""

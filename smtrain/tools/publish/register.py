@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from smtrain.client.backends.choose import sagemaker
 from smtrain.client.backends.sagemaker.calls import unnamed
 from smtrain.client.jobs.job import Job
 from smtrain.client.launch import names
@@ -57,6 +58,7 @@ def register(
     """
     refuse_unknown_type(instance_type)
     account = gather(run, target)
+    place = sagemaker(account.target)
     group = account.name if group is None else group
     names.checked("group", group)
     model = find(account.name, account.target.name)
@@ -64,7 +66,7 @@ def register(
         raise JobError(f"{account.name} has no model in S3; `smtrain run CONFIG` exports one", code="model.not_found")
     spec = spec_of(model, account.name, instance_type, role=role, image=image)
     request = create_model_package(account, spec, group, approve=approve)
-    client = account.target.sagemaker
+    client = place.sagemaker
     if held := _held(client, group, request):
         say(f"{account.name} is {held} already")
         return held

@@ -8,8 +8,9 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from smtrain.client.backends.choose import sagemaker_place_of
-from smtrain.client.backends.sagemaker.target import Target, unknown_run
+from smtrain.client.backends.base import JobPlace
+from smtrain.client.backends.choose import place_of, queue
+from smtrain.client.backends.sagemaker.target import unknown_run
 from smtrain.client.follow.money import Spent, cost_of
 from smtrain.client.follow.reading import pages
 from smtrain.client.jobs.job import Job
@@ -72,7 +73,7 @@ class RunAccount:
     """A run: every attempt of every stage, oldest first, and their results."""
 
     name: str
-    target: Target
+    target: JobPlace
     jobs: tuple[JobAccount, ...]
     config: dict[str, Any] = field(default_factory=dict)
     """The configs of the newest job of each stage, merged."""
@@ -106,6 +107,13 @@ class RunAccount:
         return step_records([line for job in self.of("train") for line in job.steps])
 
     @property
+    def restarts(self) -> int:
+        """Times that training was interrupted and resumed, in a later job or in the same one."""
+        trains = self.of("train")
+        changes = (change for job in trains for change in job.description.get("SecondaryStatusTransitions", []))
+        return max(0, len(trains) - 1) + sum(change["Status"] in ("Interrupted", "Restarting") for change in changes)
+
+    @property
     def rate_changes(self) -> list[tuple[float, str, str]]:
         """(first step, rate before, rate after) of every resume that changed the learning rate."""
         firsts = [(job.description, step_record(job.steps[0].text) if job.steps else None) for job in self.of("train")]
@@ -114,7 +122,7 @@ class RunAccount:
 
 def gather(name: str, target: TargetName | None = None) -> RunAccount:
     """The run of this name, or the run of a job with this name or ARN. Raises `JobError` if there is no such run."""
-    job, place = sagemaker_place_of(name, target)
+    job, place = place_of(name, target)
     ours = stage_of(job)
     run = ours[0] if ours else job
     if not _NAME.fullmatch(run):
@@ -138,7 +146,7 @@ def gather(name: str, target: TargetName | None = None) -> RunAccount:
     )  # fmt: skip
 
 
-def _account(place: Target, job: Job) -> JobAccount:
+def _account(place: JobPlace, job: Job) -> JobAccount:
     stage, description = (stage_of(job.name) or ("", ""))[1], job.describe()
     cost = cost_of(description, region=place.region_name(), local=place.name == "local")
     began = int(description["CreationTime"].timestamp() * 1000) - 60_000
@@ -163,17 +171,21 @@ def _config(run: RunAccount) -> dict[str, Any]:
         compute = whole.setdefault("compute", {})
         if is_of_here(description):
             compute.pop("instance_type", None)  # the default, which the machine is not
-        elif train.stage == "train":
+        elif train.stage == "train" and not run.target.queues:
             compute["volume_gb"] = description["ResourceConfig"]["VolumeSizeInGB"]
         compute["max_run"] = description["StoppingCondition"]["MaxRuntimeInSeconds"]
         if description.get("EnableManagedSpotTraining"):
             compute["spot"] = True
+        if run.target.queues:
+            compute.setdefault("instance_type", description["ResourceConfig"]["InstanceType"])
+        if run.target.name in ("aws", "pai-dlc"):
+            compute["image"] = description["AlgorithmSpecification"]["TrainingImage"]
         if run.target.name == "aws":
-            compute |= {
-                "image": description["AlgorithmSpecification"]["TrainingImage"],
-                "region": run.target.region_name(),
-            }
-        whole["output"] = {"s3_uri": description["OutputDataConfig"]["S3OutputPath"].removesuffix(f"/{run.name}/jobs")}
+            compute["region"] = run.target.region_name()
+        base = description["OutputDataConfig"]["S3OutputPath"].removesuffix(f"/{run.name}/jobs")
+        whole |= _section(run.target) or {"output": {"s3_uri": base}}
+        if whole.get("pai", {}).get("command"):
+            whole |= _of_command(train)
     fetched = run.last("fetch")
     if fetched is not None:
         whole["model"]["path"] = _config_file(run.target, fetched).get("model", {}).get("path", whole["model"]["path"])
@@ -181,7 +193,22 @@ def _config(run: RunAccount) -> dict[str, Any]:
     return kept
 
 
-def _original(config: dict[str, Any], place: Target) -> tuple[dict[str, Any], dict[str, str]]:
+def _section(place: JobPlace) -> dict[str, Any]:
+    """The section that describes a backend with one of its own, which the configs of its jobs leave out."""
+    if not place.queues:
+        return {}
+    section = queue(place).section.model_dump(mode="json", exclude_defaults=True)
+    return {{"slurm": "cluster"}.get(place.name, "pai"): section}
+
+
+def _of_command(job: JobAccount) -> dict[str, Any]:
+    """Parts of the sections model and train in the request of a user's command, which its config lacks."""
+    numbers, model = job.description["HyperParameters"], _channel(job, "model")
+    train = {key: int(numbers[key]) for key in ("seq_len", "global_batch_size") if key in numbers}
+    return {"train": train, "model": {"path": model} if model else {}}
+
+
+def _original(config: dict[str, Any], place: JobPlace) -> tuple[dict[str, Any], dict[str, str]]:
     """The config of a local run with the paths that its inputs were uploaded from, and their digests by path, because
     no other machine knows the S3 of this one. The config of another target is unchanged."""
     if place.name != "local":
@@ -204,7 +231,7 @@ def _original(config: dict[str, Any], place: Target) -> tuple[dict[str, Any], di
     return restored, digests
 
 
-def _config_file(target: Target, job: JobAccount) -> dict[str, Any]:
+def _config_file(target: JobPlace, job: JobAccount) -> dict[str, Any]:
     """The config file of a job; empty if it is gone."""
     uri = _channel(job, "config")
     try:

@@ -9,11 +9,13 @@ from typing import Any
 
 import yaml
 
+from smtrain.client.backends.choose import sagemaker
 from smtrain.client.follow.failure import NO_FAILURE
 from smtrain.client.follow.machines import NAMES, written
 from smtrain.client.jobs.job import Job
 from smtrain.core.config.units import spell
 from smtrain.core.errors import ConfigError
+from smtrain.core.facts import instance
 from smtrain.core.facts.sagemaker import ENDED, TargetName
 from smtrain.core.files import write_atomically
 from smtrain.core.pages.charts import chart
@@ -45,7 +47,7 @@ def report(
     Args:
         run: The run's name, or the name or ARN of one of its jobs.
         out: The file to write. Default: `<run>.html` in the working directory.
-        target: `local` or `aws`. Default: the target with a job of that name, first here, then AWS.
+        target: `local`, `aws`, `slurm` or `pai-dlc`. Default: where the run was started from this machine, else AWS.
         overwrite: Replace a file that is no report.
 
     Returns:
@@ -116,7 +118,7 @@ def page(run: RunAccount, failures: Sequence[str] = ()) -> str:
         config=config_text(run),
         commands=[
             *([f"# the config's folder was at git commit {run.commit}"] if run.commit else []),
-            *commands(), "smtrain check run.yaml", "smtrain run run.yaml",
+            *_own_machine(run), *commands(), "smtrain check run.yaml", "smtrain run run.yaml",
         ],
         version=__version__,
         now=datetime.datetime.now(datetime.timezone.utc),
@@ -145,6 +147,8 @@ def _facts(run: RunAccount, records: Sequence[dict[str, float]]) -> list[tuple[s
     if judged:
         lowest, best = min(judged)
         facts.append(("lowest validation loss", f"{lowest:.4f}", f" at step {best:.0f}"))
+    if run.restarts:
+        facts.append(("restarts", str(run.restarts), ""))
     if rewarded := [record for record in records if "rewards/margins" in record]:
         margin, accuracy = rewarded[-1]["rewards/margins"], rewarded[-1]["rewards/accuracies"]
         facts.append(("reward margin", f"{margin:.4f}", f" (accuracy {accuracy:.0%})"))
@@ -279,17 +283,15 @@ def _portion(portion: Portion, spent: float) -> list[Cell | str]:
 def _environment(run: RunAccount) -> list[tuple[str, str]]:
     job = run.last("train") or run.jobs[-1]
     description, local = job.description, run.target.name == "local"
-    if _in_container(run, job):
-        rows = [("image", description["AlgorithmSpecification"]["TrainingImage"])]
-    else:
-        rows = [("ran", "as processes, in no container")]
+    image = _image(run, job)
+    rows = [("image", image) if image else ("ran", "as processes, in no container")]
     rows.append(("machines", job.cost.machines))
     rows += [(name, text) for name, text in (("git commit", run.commit), ("software", run.software)) if text]
     mesh = {key: description.get("HyperParameters", {}).get(key) for key in ("tp", "pp", "dp", "precision")}
     if any(mesh.values()):
         rows.append(("mesh", ", ".join(f"{key} {value}" for key, value in mesh.items() if value)))
     # A place in the S3 of this machine says nothing to a reader elsewhere.
-    own = f"s3://{run.target.default_bucket()}/" if local else "\0"
+    own = f"s3://{sagemaker(run.target).default_bucket()}/" if local else "\0"
     rows += [
         (key, value)
         for key, value in sorted(description.get("Environment", {}).items())
@@ -301,16 +303,28 @@ def _environment(run: RunAccount) -> list[tuple[str, str]]:
     return rows + [(f"input {path}", f"sha256 {digest}...") for path, digest in run.inputs.items()]
 
 
-def _in_container(run: RunAccount, job: JobAccount) -> bool:
-    """True if the job's image ran: not so for local jobs in the sandbox, nor on a Slurm cluster."""
-    if run.target.name == "aws":
-        return True
-    return run.target.name == "local" and read(run.target.tags(job.description)).run_in in ("docker", "auto")
+def _image(run: RunAccount, job: JobAccount) -> str | None:
+    """The image that the job ran in; None for local jobs in the sandbox, and on a Slurm cluster without containers."""
+    if run.target.name == "slurm":
+        container: str | None = run.config.get("cluster", {}).get("container")
+        return container
+    if run.target.name == "local" and read(run.target.tags(job.description)).run_in not in ("docker", "auto"):
+        return None
+    image: str = job.description["AlgorithmSpecification"]["TrainingImage"]
+    return image
 
 
 def config_text(run: RunAccount) -> str:
     """The run's config as YAML, merged from the configs of its jobs."""
     return yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True, width=100)
+
+
+def _own_machine(run: RunAccount) -> list[str]:
+    """A comment on the machine of the user's own that the config names, and whose entry its jobs do not have."""
+    name = run.config.get("compute", {}).get("instance_type")
+    if not run.target.queues or not name or name.startswith("ml.") or instance(name):
+        return []
+    return [f"# first describe {name} under machines in run.yaml (docs/gpus.md): its jobs do not keep that entry"]
 
 
 def _total(jobs: Iterable[JobAccount]) -> float | None:

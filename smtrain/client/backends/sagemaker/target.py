@@ -163,9 +163,10 @@ class Target(Clients):
 
 def unknown_run(sentence: str, name: str, place: JobPlace, near: str = "", code: Code = "job.not_found") -> JobError:
     """The error for a name that no run or job has; `near` is a better idea than a similar name of a run."""
-    side = "here" if place.name == "local" else "on AWS"
+    side = {"local": "here", "aws": "on AWS"}.get(place.name, f"on target {place.name}")
     near = near or (near_run(name) if place.name == "local" else "")
-    return JobError(f"{sentence} of this name {side}; {near}`smtrain list` lists the existing ones", code=code)
+    listing = f"smtrain list --target {place.name}" if place.queues else "smtrain list"
+    return JobError(f"{sentence} of this name {side}; {near}`{listing}` lists the existing ones", code=code)
 
 
 def near_run(name: str) -> str:

@@ -15,7 +15,9 @@ from smtrain import ConfigError, JobError
 from smtrain.client.backends.pai import place as place_module
 from smtrain.client.backends.pai.logs import PodLogs, pods_of
 from smtrain.client.backends.pai.place import PaiPlace
+from smtrain.client.launch.stages import Chain
 from smtrain.core.config.pai import Pai
+from smtrain.tools.report.gather import gather
 from testing.pai_dlc import StandIn, StandInJob
 from tests.client.backends.pai.conftest import BOX, wait_for
 from tests.conftest import LLAMA
@@ -62,6 +64,26 @@ def test_three_pods_are_followed_stopped_and_resumed(cloud: StandIn, raw: dict[s
     assert (again.download(tmp_path / "out") / "config.json").exists()
     listed = [row["TrainingJobName"] for page in job.target.rows("own", 10) for row in page]
     assert listed == [again.name, job.name]
+
+
+def test_a_report_has_the_losses_and_a_config_that_runs_it_again(
+    cloud: StandIn, raw: dict[str, Any], tmp_path: Path
+) -> None:
+    raw["pai"]["command"] = "for n in 1 2 3; do echo step=$n loss=$((5 - n)).25 tokens_per_s=9.0 of=3; done"
+    raw["compute"]["instance_count"] = raw["train"]["global_batch_size"] = 1
+    job = smtrain.launch(raw, wait=False, say=quiet)
+    wait_for(lambda: job.status == "Completed")
+    page = smtrain.report("own", tmp_path / "own.html").read_text("utf-8")
+    assert "2.2500" in page
+    assert "(from 4.2500)" in page
+    assert "registry/train:1" in page
+    assert "first describe box under machines" in page
+    account = gather(job.name)
+    assert (account.name, account.restarts, [one.cost.dollars for one in account.jobs]) == ("own", 0, [None])
+    again = smtrain.load_config({**account.config, "machines": {"box": BOX}})
+    assert Chain(again, job.target).base_name("train") == job.name
+    with pytest.raises(JobError, match="no run of this name on target pai-dlc; `smtrain list --target pai-dlc` lists"):
+        gather("nothing", "pai-dlc")
 
 
 def test_the_cause_of_a_failure_is_the_first_pods(cloud: StandIn, raw: dict[str, Any]) -> None:

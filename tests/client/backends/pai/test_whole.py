@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 import smtrain
+from smtrain.client.launch.stages import Chain
 from smtrain.core.protocol.log_lines import Line
+from smtrain.tools.report.gather import gather
 from testing.pai_dlc import StandIn
 from tests.client.backends.pai.conftest import BOX, wait_for
 
@@ -53,6 +55,13 @@ def test_three_ranks_are_followed_stopped_and_resumed(cloud: StandIn, raw: dict[
     assert min(numbers(second)) == max(numbers(first)) + 1
     assert (run.download(tmp_path / "model") / "config.json").exists()
     assert len(run.texts) == 1
+    page = smtrain.report("pai-whole", tmp_path / "page.html").read_text("utf-8")
+    account = gather("pai-whole")
+    assert f"{second.loss[-1]:.4f}" in page
+    assert account.restarts == 1
+    again = smtrain.load_config({**account.config, "machines": {"box": BOX}})
+    names = [Chain(again, second.target).base_name(result.stage) for result in run.results]
+    assert names == [(first if result.stage == "train" else result.job).name for result in run.results]
 
     machines = {"instance_type": "ml.c5.xlarge", "instance_count": 3, "processes_per_instance": 1}
     here = smtrain.run({**raw, "target": "local", "name": "here", "compute": machines}, say=said.append)

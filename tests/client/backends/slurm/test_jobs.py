@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+import smtrain
 from smtrain.client.jobs.job import Job
 from smtrain.client.jobs.listing import list_jobs
 from smtrain.core.errors import JobError
+from smtrain.tools.report.gather import gather
 from tests.client.backends.slurm.conftest import Bench, wait_for
 from tests.client.backends.slurm.daemons import Slurm
 from tests.client.backends.slurm.faults import queued
@@ -103,6 +105,11 @@ def test_the_signal_before_the_time_limit_saves_and_requeues_until_the_steps_are
     ]  # fmt: skip
     again = next(event for event in events(bench, job) if event["event"] == "again")
     assert (again["why"], again["step"]) == ("limit", "5")
+    account = gather("run", "slurm")
+    assert (account.restarts, [record["step"] for record in account.records]) == (1, [*range(1, 9)])
+    page = smtrain.report("run", bench.shared.parent / "page.html", target="slurm").read_text("utf-8")
+    assert "restarts" in page
+    assert account.config["cluster"] == {"shared": str(bench.shared), "time": 60, "save_before": 40}
 
 
 def test_stop_saves_first_and_what_waits_is_taken_off_the_queue(bench: Bench) -> None:

@@ -29,7 +29,9 @@ import smtrain
 from smtrain.client.backends.slurm.place import SlurmPlace
 from smtrain.client.jobs.job import Job
 from smtrain.client.jobs.listing import list_jobs
+from smtrain.client.launch.stages import Chain
 from smtrain.core.config.cluster import Cluster
+from smtrain.tools.report.gather import gather
 from smtrain.worker.checkpoint.summary import verify
 from smtrain.worker.data.clean.cleaning import Cleaning
 from smtrain.worker.data.manifest import DatasetManifest
@@ -148,6 +150,16 @@ def test_a_chain_goes_on_without_its_client_to_an_exported_model(site: Site, cha
     folder = chain["export"][-1].download(site.shared.parent / "model")
     verify(folder)
     assert (folder / "config.json").is_file()
+
+
+def test_a_report_holds_a_config_that_repeats_the_run(site: Site, chain: dict[str, list[Job]]) -> None:
+    site.ended(chain["generate"][-1])
+    account = gather("slurm-whole")
+    assert account.restarts >= 1
+    again = Chain(smtrain.load_config(account.config), site.place)
+    assert [again.base_name(stage) for stage in STAGES] == [chain[stage][0].name for stage in STAGES]
+    page = smtrain.report("slurm-whole", site.shared.parent / "page.html").read_text("utf-8")
+    assert f"{account.records[-1]['loss']:.4f}" in page
 
 
 def test_what_is_done_is_not_submitted_again(site: Site, chain: dict[str, list[Job]]) -> None:
