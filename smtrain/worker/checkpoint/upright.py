@@ -54,7 +54,7 @@ class UprightPart:
         return upright[:: self.step]
 
     def within(self, bounds: Bounds) -> tuple[Bounds, tuple[Any, ...]] | None:
-        """Within a window of the stored parameter: (bounds of this one, where they are in the window).
+        """Within a window of the stored parameter: (bounds of this one, their places in the window).
 
         None if the window has no number of it.
         """
