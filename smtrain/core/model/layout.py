@@ -7,7 +7,8 @@ last stages.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import accumulate, pairwise
@@ -18,6 +19,28 @@ from smtrain.core.errors import ConfigError
 from smtrain.core.model.families import LAYER, DeltaSizes, ModelShape, Role, Spec
 
 KvOrder = Literal["grouped", "tiled"]
+_DEGREE = re.compile(r"\b(tp|pp|ep) = \d+ (?=does not divide|is more than)")
+
+
+def with_values(
+    faults: Iterable[str], shape: ModelShape, faults_of: Callable[[int, int, int], Sequence[str]]
+) -> list[str]:
+    """Add to each fault of a mesh the values of its degree that divide the model, by `faults_of(tp, pp, ep)`."""
+    fitting = {
+        "tp": [n for n in range(1, shape.heads + 1) if not faults_of(n, 1, 1)],
+        "pp": [n for n in range(1, shape.layers + 1) if not faults_of(1, n, 1)],
+        "ep": [n for n in range(1, (shape.experts.count if shape.experts else 1) + 1) if not faults_of(1, 1, n)],
+    }
+
+    def told(fault: str) -> str:
+        match = _DEGREE.search(fault)
+        if match is None:
+            return fault
+        *most, last = map(str, fitting[match[1]])
+        values = f"1 to {last}" if match[1] == "pp" else f"{', '.join(most)} or {last}" if most else last
+        return f"{fault}; {match[1]} = {values} would do"
+
+    return [told(fault) for fault in faults]
 
 
 @dataclass(frozen=True)
@@ -79,8 +102,7 @@ class Layout:
         kv_multiplier: int | None = None,
         ep: int = 1,
     ) -> None:
-        faults = shape.mesh_faults(tp, pp, ep)
-        if faults:
+        if faults := with_values(shape.mesh_faults(tp, pp, ep), shape, shape.mesh_faults):
             raise ConfigError(faults, code="config.combination")
         self.shape, self.tp, self.pp, self.ep, self.kv_order = shape, tp, pp, ep, kv_order
         self._multiplier = kv_multiplier

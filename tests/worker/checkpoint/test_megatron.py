@@ -287,7 +287,8 @@ def test_no_code_of_a_file_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ({"tp": 4}, "does not divide the model's 2 key/value heads"),
+        ({"tp": 4}, "does not divide the model's 2 key/value heads .*; tp = 1 or 2 would do"),
+        ({"pp": 5}, "pp = 5 is more than the model's 4 layers; pp = 1 to 4 would do"),
         ({"pp": 3}, "cannot be dealt evenly to pp = 3"),
         ({"pp": 2, "layers_per_stage": [1, 2]}, "have the model.s 4 layers together"),
         ({"pp": 2, "vpp": 3, "form": "torch"}, "vpp = 3 does not divide"),

@@ -8,6 +8,7 @@ from typing import Any
 
 from smtrain.core.errors import ConfigError
 from smtrain.core.model.families import ModelShape
+from smtrain.core.model.layout import with_values
 from smtrain.worker.checkpoint.conversion_plan import ConversionPlan
 from smtrain.worker.checkpoint.execute import execute
 from smtrain.worker.checkpoint.fused_source import FusedCut, FusedSource
@@ -41,7 +42,10 @@ REPLACES = (ITERATION, TRACKER)
 
 def stage_layers(shape: ModelShape, to: Megatron) -> Chunks:
     """Deal the layers to stages; raises ConfigError with every reason why Megatron cannot cut the model so."""
-    if faults := mesh_faults(shape, to.tp, to.pp, experts_cut(shape, to.tp)):
+    def faults_of(tp: int, pp: int, _: int = 1) -> list[str]:
+        return mesh_faults(shape, tp, pp, experts_cut(shape, tp))
+
+    if faults := with_values(faults_of(to.tp, to.pp), shape, faults_of):
         raise ConfigError(faults, code="config.combination")
     if to.layers_per_stage is not None and (to.first_stage_layers or to.last_stage_layers):
         raise ConfigError(
