@@ -5,20 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Literal
+from typing import Literal, get_args
 
 Part = Literal[
-    "data", "forward and backward", "tensor parallel", "context parallel", "pipeline", "data parallel", "optimizer"
-]
-PARTS: tuple[Part, ...] = (
-    "data",
-    "forward and backward",
-    "tensor parallel",
-    "context parallel",
-    "pipeline",
-    "data parallel",
-    "optimizer",
-)
+    "data", "forward and backward", "router", "sorting rows", "experts", "expert parallel", "tensor parallel",
+    "context parallel", "pipeline", "data parallel", "optimizer",
+]  # fmt: skip
+PARTS: tuple[Part, ...] = get_args(Part)
 Mark = Callable[[Part], AbstractContextManager[object]]
 _NOTHING = nullcontext()
 _mark: Mark | None = None

@@ -342,7 +342,8 @@ def test_in_a_shell(tmp_path: Path, folders: dict[str, Path]) -> None:
 def test_a_file_may_be_given_twice(tmp_path: Path, folders: dict[str, Path]) -> None:
     source = write(tmp_path / "a.jsonl", [{"messages": talk("a", "b")}] * 9)
     options = PrepareOptions(seq_len=SEQ_LEN)
-    twice = sft_module.prepare_sft([source, source], tmp_path / "twice", folders["chatml"], options, say=list[str]().append)
+    to, say = tmp_path / "twice", list[str]().append
+    twice = sft_module.prepare_sft([source, source], to, folders["chatml"], options, say=say)
     assert [row["documents"] for row in twice.sources] == [9, 9]
     held = prepared(source, tmp_path / "held", folders["chatml"], holdout=HoldOut(path=source))
     assert held.validation

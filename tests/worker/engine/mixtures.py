@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from smtrain.core.model.hf_config import normalise
 from smtrain.worker.engine.base import ParallelOptions, RoutingMetrics
+from smtrain.worker.engine.parts import PartsClock, marked
 from tests.worker.engine import cases
 from tests.worker.engine.cases import BATCH, OPTIMIZER, batch, lr
 
@@ -73,6 +74,14 @@ def train(rank: int, config: dict[str, Any], options: ParallelOptions, count: in
 def watch(rank: int, config: dict[str, Any], options: ParallelOptions) -> RoutingMetrics:
     """The routing of the first step."""
     return _steps(cases.engine(config, options), 0, 1)[0][1]
+
+
+def places(rank: int, config: dict[str, Any], options: ParallelOptions) -> set[str]:
+    """The parts that a step spends time on."""
+    e, clock = cases.engine(config, options), PartsClock()
+    with marked(clock):
+        _steps(e, 0, 1)
+    return {name for name, seconds in clock.seconds.items() if seconds}
 
 
 def bits(rank: int, config: dict[str, Any], options: ParallelOptions, checkpoint: Path) -> list[bytes]:

@@ -88,6 +88,16 @@ def test_gradients_are_those_of_one_process(name: str, text: str, four: World, s
         np.testing.assert_allclose(ours, wanted, rtol=1e-4, atol=float(wanted.abs().max()) * 2e-5, err_msg=spec.name)
 
 
+def test_a_profile_tells_products_of_experts_from_messages(four: World) -> None:
+    config: dict[str, Any] = CONFIGS["mixtral"]
+    divided, whole, bounded = (
+        four.run(mixtures.places, config, mesh(text))[0] for text in ("114 ep4", "114", "114 ep4 c2")
+    )
+    assert {"router", "sorting rows", "experts", "expert parallel", "data parallel"} <= divided
+    assert divided - whole == {"expert parallel"}
+    assert {"router", "experts", "expert parallel"} <= bounded
+
+
 def test_a_capacity_drops_what_is_beyond_it(four: World, solo: World) -> None:
     config: dict[str, Any] = CONFIGS["mixtral"]
     free = solo.run(mixtures.train, config, mesh("111"), 3)[0]

@@ -42,6 +42,7 @@ REPLACES = (ITERATION, TRACKER)
 
 def stage_layers(shape: ModelShape, to: Megatron) -> Chunks:
     """Deal the layers to stages; raises ConfigError with every reason why Megatron cannot cut the model so."""
+
     def faults_of(tp: int, pp: int, _: int = 1) -> list[str]:
         return mesh_faults(shape, tp, pp, experts_cut(shape, tp))
 

@@ -108,14 +108,15 @@ class Mixture(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor) -> Any:
         x = hidden_states.reshape(-1, hidden_states.shape[-1])
-        weights, chosen = self._route(x)
+        with part("router"):
+            weights, chosen = self._route(x)
         order = torch.argsort(chosen.flatten(), stable=True)
         counts = torch.bincount(chosen.flatten(), minlength=self._sizes.count)
         choices = None
         if self._dropout is not None:
             choices = self._dropout.choices(chosen, len(hidden_states), self._sizes.count)
         if self._capacity is None:
-            inverse = torch.argsort(order)
+            inverse = _inverse(order)
             numbers = None if choices is None else choices.flatten()[order]
             out = self._inside(_moved(x, order, inverse, self._sizes.chosen), counts, numbers)
             back = _moved(out, inverse, order, 1).view(*chosen.shape, -1)
@@ -152,20 +153,21 @@ class Mixture(nn.Module):
             return self._computed(rows, counts.tolist(), choices)
         per = len(counts) // mesh.ep
         theirs = torch.empty_like(counts)
-        with part("data parallel"):
+        with part("expert parallel"):
             dist.all_to_all_single(theirs, counts, group=mesh.ep_group)
         send, receive = (each.view(mesh.ep, per) for each in (counts, theirs))
-        splits = send.sum(1).tolist(), receive.sum(1).tolist()
-        arrived = _swapped(rows, *splits, mesh.ep_group)
+        # All sizes at once: the host waits for the device, once a layer.
+        sizes = torch.cat([send.sum(1), receive.sum(1), receive.sum(0)]).tolist()
+        sent, got, own = sizes[: mesh.ep], sizes[mesh.ep : 2 * mesh.ep], sizes[2 * mesh.ep :]
+        arrived = _swapped(rows, sent, got, mesh.ep_group)
         # They arrive by sender, and each sender's by expert.
-        order = torch.argsort(
-            torch.arange(per, device=rows.device).repeat(mesh.ep).repeat_interleave(receive.flatten()), stable=True
-        )
-        inverse = torch.argsort(order)
+        expert = torch.arange(per, device=rows.device).repeat(mesh.ep)
+        order = torch.argsort(expert.repeat_interleave(receive.flatten(), output_size=len(arrived)), stable=True)
+        inverse = _inverse(order)
         if choices is not None:
-            choices = _all_to_all(choices, *splits, mesh.ep_group)[order]
-        out = self._computed(_moved(arrived, order, inverse, 1), receive.sum(0).tolist(), choices)
-        return _swapped(_moved(out, inverse, order, 1), splits[1], splits[0], mesh.ep_group)
+            choices = _all_to_all(choices, sent, got, mesh.ep_group)[order]
+        out = self._computed(_moved(arrived, order, inverse, 1), own, choices)
+        return _swapped(_moved(out, inverse, order, 1), got, sent, mesh.ep_group)
 
     def _bounded(
         self, x: torch.Tensor, order: torch.Tensor, counts: torch.Tensor, factor: float, choices: torch.Tensor | None
@@ -207,7 +209,7 @@ class Mixture(nn.Module):
 
         if self._names.stacked:
             number = torch.arange(len(sizes), device=rows.device).repeat_interleave(
-                torch.tensor(sizes, device=rows.device)
+                torch.tensor(sizes, device=rows.device), output_size=len(rows)
             )
             both = _grouped(rows, self.gate_up, sizes, False) + self.gate_up_bias[number]
             both = adapted("gate_up_proj", rows, both)
@@ -244,6 +246,11 @@ class ExpertFactors:
         return y + _grouped(_grouped(x, a, sizes, True), b, sizes, True) * self._scale
 
 
+def _inverse(order: torch.Tensor) -> torch.Tensor:
+    """The permutation that undoes `order`; sorting again would take as long as the first sort."""
+    return torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=order.device))
+
+
 class _Moved(torch.autograd.Function):
     """Rows [T, H] in another order, each `k` times: row i of the result is row `order[i] // k`.
 
@@ -254,13 +261,15 @@ class _Moved(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, order: torch.Tensor, inverse: torch.Tensor, k: int) -> torch.Tensor:
         ctx.save_for_backward(inverse)
         ctx.k = k
-        return x[order if k == 1 else order // k]
+        with part("sorting rows"):
+            return x[order if k == 1 else order // k]
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         (inverse,) = ctx.saved_tensors
-        back = grad[inverse]
-        return (back if ctx.k == 1 else back.view(-1, ctx.k, back.shape[-1]).sum(1)), None, None, None
+        with part("sorting rows"):
+            back = grad[inverse]
+            return (back if ctx.k == 1 else back.view(-1, ctx.k, back.shape[-1]).sum(1)), None, None, None
 
 
 class _Swapped(torch.autograd.Function):
@@ -279,7 +288,7 @@ class _Swapped(torch.autograd.Function):
 
 def _all_to_all(x: torch.Tensor, send: list[int], receive: list[int], group: Any) -> torch.Tensor:
     out = x.new_empty(sum(receive), *x.shape[1:])
-    with part("data parallel"):
+    with part("expert parallel"):
         dist.all_to_all_single(out, x.contiguous(), receive, send, group=group)
     return out
 
@@ -295,8 +304,9 @@ class _Grouped(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
         ctx.sizes, ctx.turned = sizes, turned
         out = x.new_empty(len(x), weight.shape[1 if turned else 2])
-        for matrix, rows, made in zip(weight, _split(x, sizes), _split(out, sizes), strict=True):
-            torch.mm(rows, matrix.t() if turned else matrix, out=made)
+        with part("experts"):
+            for matrix, rows, made in zip(weight, _split(x, sizes), _split(out, sizes), strict=True):
+                torch.mm(rows, matrix.t() if turned else matrix, out=made)
         return out
 
     @staticmethod
@@ -304,14 +314,15 @@ class _Grouped(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         grads, rows = _split(grad, ctx.sizes), _split(x, ctx.sizes)
         of_x = of_weight = None
-        if ctx.needs_input_grad[0]:
-            of_x = torch.empty_like(x)
-            for matrix, g, made in zip(weight, grads, _split(of_x, ctx.sizes), strict=True):
-                torch.mm(g, matrix if ctx.turned else matrix.t(), out=made)
-        if ctx.needs_input_grad[1]:
-            of_weight = torch.empty_like(weight)
-            for made, g, r in zip(of_weight, grads, rows, strict=True):
-                torch.mm(g.t(), r, out=made) if ctx.turned else torch.mm(r.t(), g, out=made)
+        with part("experts"):
+            if ctx.needs_input_grad[0]:
+                of_x = torch.empty_like(x)
+                for matrix, g, made in zip(weight, grads, _split(of_x, ctx.sizes), strict=True):
+                    torch.mm(g, matrix if ctx.turned else matrix.t(), out=made)
+            if ctx.needs_input_grad[1]:
+                of_weight = torch.empty_like(weight)
+                for made, g, r in zip(of_weight, grads, rows, strict=True):
+                    torch.mm(g.t(), r, out=made) if ctx.turned else torch.mm(r.t(), g, out=made)
         return of_x, of_weight, None, None
 
 
