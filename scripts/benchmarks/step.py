@@ -6,8 +6,11 @@ process against a plain transformers loop with fused AdamW. `over_ddp`: two data
 loop in torch's DistributedDataParallel. `tp_over_bound` and `pp_over_bound`: two processes against the lower bound over
 gloo, half the time of one process (pp: plus the bubble of its micro-batches) and the step's own messages sent without
 other work. `experts_over_loop`: one process against the same loop, of a Qwen3-MoE of about 20 million parameters.
-`ep_over_dp`: two processes that divide its experts against two with all of them. `cpu_...` is the same in CPU seconds,
-which a busy machine changes less. Progress is printed on stderr.
+`ep_over_dp`: two processes that divide its experts against two with all of them. `experts16_...` and `ep16_...` are the
+same with 16 experts, of which a token chooses 4. `ep_places` and `ep16_places`: seconds of a step with divided experts
+by place, the mean of both processes, measured in turn with the others; barriers before the messages show how long a
+process waits for the other. `cpu_...` is the same in CPU seconds, which a busy machine changes less. Progress is
+printed on stderr.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +43,10 @@ CONFIG: dict[str, Any] = {
 MIXTURE: dict[str, Any] = {
     **CONFIG, "model_type": "qwen3_moe", "num_hidden_layers": 4, "head_dim": 64, "moe_intermediate_size": 384,
     "num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True, "router_aux_loss_coef": 0.001,
+}  # fmt: skip
+MANY: dict[str, Any] = {
+    **MIXTURE, "hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4, "moe_intermediate_size": 512,
+    "num_experts": 16, "num_experts_per_tok": 4,
 }  # fmt: skip
 LR = 1e-4
 Step = Callable[[], object]
@@ -62,7 +70,7 @@ def main() -> None:
         if os.environ["RANK"] == "0":
             print(json.dumps(answer))
         return
-    result: dict[str, float] = {}
+    result: dict[str, Any] = {}
     began = time.monotonic()
     for name in options.only or PARTS:
         print(f"{time.monotonic() - began:6.0f} s  {name}", file=sys.stderr, flush=True)
@@ -71,10 +79,16 @@ def main() -> None:
         print(json.dumps(result))
     else:
         for key, value in result.items():
-            print(f"{key:22} {value}")
+            print(f"{key:22} {shares(value) if isinstance(value, dict) else value}")
 
 
-def started(name: str, processes: int) -> dict[str, float]:
+def shares(places: dict[str, float]) -> str:
+    """A line of text with each place's share of a step."""
+    step = sum(places.values())
+    return f"{step:.3g} s: " + ", ".join(f"{name} {100 * s / step:.3g} %" for name, s in places.items())
+
+
+def started(name: str, processes: int) -> dict[str, Any]:
     """The output of rank 0 of so many processes that run a part."""
     # One thread each, so that two processes do not use more cores than one.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1",
@@ -87,7 +101,7 @@ def started(name: str, processes: int) -> dict[str, float]:
     out = [rank.communicate()[0] for rank in ranks]
     if any(rank.returncode for rank in ranks):
         sys.exit(f"step: part {name} failed")
-    figures: dict[str, float] = json.loads(out[0].splitlines()[-1])
+    figures: dict[str, Any] = json.loads(out[0].splitlines()[-1])
     return figures
 
 
@@ -130,7 +144,7 @@ def plain(options: argparse.Namespace, sequences: int, parallel: bool = False, c
     import torch.distributed as dist
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    described, more = dict(config), {"output_router_logits": True} if config is MIXTURE else {}
+    described, more = dict(config), {"output_router_logits": True} if "num_experts" in config else {}
     torch.manual_seed(0)
     built = AutoConfig.for_model(described.pop("model_type"), **described)
     model: Any = AutoModelForCausalLM.from_config(built, attn_implementation="sdpa", dtype=torch.float32)
@@ -146,7 +160,7 @@ def plain(options: argparse.Namespace, sequences: int, parallel: bool = False, c
                 out = model(input_ids=ids, use_cache=False, **more)
             loss = torch.nn.functional.cross_entropy(out.logits.float().flatten(0, 1), labels.flatten())
             if more:
-                loss = loss + MIXTURE["router_aux_loss_coef"] * out.aux_loss
+                loss = loss + config["router_aux_loss_coef"] * out.aux_loss
             loss.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             adamw.step()
@@ -205,23 +219,72 @@ def ddp(options: argparse.Namespace) -> dict[str, float]:
     return ratios("over_ddp", mine, theirs)
 
 
-def experts(options: argparse.Namespace) -> dict[str, float]:
+def experts(options: argparse.Namespace, name: str = "experts", config: dict[str, Any] = MIXTURE) -> dict[str, float]:
     """One process with a mixture of experts."""
     from smtrain.worker.engine.native import init_distributed
 
     init_distributed("cpu")
-    _, step = ours(options, config=MIXTURE)
-    mine, theirs = timed(options.rounds, step, plain(options, options.sequences, config=MIXTURE))
-    return ratios("experts_over_loop", mine, theirs)
+    _, step = ours(options, config=config)
+    mine, theirs = timed(options.rounds, step, plain(options, options.sequences, config=config))
+    return ratios(f"{name}_over_loop", mine, theirs)
 
 
-def divided(options: argparse.Namespace) -> dict[str, float]:
-    """Two processes that divide the experts against two that each have all."""
+def divided(options: argparse.Namespace, name: str = "ep", config: dict[str, Any] = MIXTURE) -> dict[str, Any]:
+    """Two processes that divide the experts against two that each have all, and the places of the former's time."""
     from smtrain.worker.engine.native import init_distributed
 
     init_distributed("cpu")
-    steps = (ours(options, dp=2, ep=ep, config=MIXTURE)[1] for ep in (2, 1))
-    return ratios("ep_over_dp", *timed(options.rounds, *steps))
+    two, one = (ours(options, dp=2, ep=ep, config=config)[1] for ep in (2, 1))
+    by_round: list[dict[str, float]] = []
+    mine, theirs, _ = timed(options.rounds, two, one, lambda: by_round.append(placed(two, config["num_hidden_layers"])))
+    places = {place: statistics.median(each[place] for each in by_round[2:]) for place in by_round[0]}
+    return {**ratios(f"{name}_over_dp", mine, theirs), f"{name}_places": _over_ranks(places)}
+
+
+def placed(turn: Step, layers: int) -> dict[str, float]:
+    """Seconds of a step of this process by place: the engine's parts, with its all-to-alls by direction."""
+    import torch.distributed as dist
+
+    from smtrain.worker.engine.parts import PartsClock, marked
+
+    clock, send = PartsClock(), dist.all_to_all_single
+    seconds: Any = clock.seconds
+    seconds |= dict.fromkeys(("counts", "to experts", "from experts", "waiting"), 0.0)
+    calls = 0
+
+    def all_to_all(out: Any, x: Any, receive: Any = None, give: Any = None, group: Any = None) -> Any:
+        nonlocal calls
+        place: Any = "waiting"
+        with clock(place):
+            dist.barrier(group)
+        # Rows come in pairs: to the experts and back, and in the backward pass gradients of outputs first.
+        back = calls % 2 == (calls % (4 * layers) < 2 * layers)
+        place = "from experts" if back else "to experts"
+        if receive:
+            calls += 1
+        else:
+            place = "counts"
+        with clock(place):
+            return send(out, x, receive, give, group)
+
+    vars(dist).update(all_to_all_single=all_to_all)
+    try:
+        with marked(clock):
+            turn()
+    finally:
+        vars(dist).update(all_to_all_single=send)
+    named = {"forward and backward": "other computing", "data parallel": "reducing gradients"}
+    return {named.get(place, place): s / TURN for place, s in seconds.items() if s}
+
+
+def _over_ranks(seconds: dict[str, float]) -> dict[str, float]:
+    """The means over the processes."""
+    import torch
+    import torch.distributed as dist
+
+    both = torch.tensor([*seconds.values()], dtype=torch.float64)
+    dist.all_reduce(both)
+    return {place: round(float(s) / dist.get_world_size(), 5) for place, s in zip(seconds, both, strict=True)}
 
 
 def tensor(options: argparse.Namespace) -> dict[str, float]:
@@ -283,8 +346,13 @@ def recorded() -> Iterator[list[Callable[[], object]]]:
         vars(dist).update(all_reduce=kept[0], batch_isend_irecv=kept[1])
 
 
+PARTS: dict[str, tuple[int, Callable[[argparse.Namespace], dict[str, Any]]]]
 PARTS = {"loop": (1, loop), "ddp": (2, ddp), "tp": (2, tensor), "pp": (2, pipeline)}
 PARTS |= {"experts": (1, experts), "ep": (2, divided)}
+PARTS |= {
+    "experts16": (1, partial(experts, name="experts16", config=MANY)),
+    "ep16": (2, partial(divided, name="ep16", config=MANY)),
+}
 
 
 if __name__ == "__main__":
