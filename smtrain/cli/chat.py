@@ -24,7 +24,7 @@ Model = Annotated[
     typer.Argument(
         metavar="MODEL",
         show_default=False,
-        help="Hugging Face folder or adapter, run, job, s3:// prefix, or folder of checkpoints.",
+        help="Hugging Face folder or adapter, run, job or s3:// prefix, or checkpoints (folder or s3://).",
     ),
 ]
 Adapter = Annotated[
@@ -58,7 +58,7 @@ def chat(
         typer.Argument(
             metavar="MODEL",
             show_default=False,
-            help="Hugging Face folder or adapter, run, job, s3:// prefix, or folder of checkpoints.",
+            help="Hugging Face folder or adapter, run, job or s3:// prefix, or checkpoints (folder or s3://).",
         ),
     ] = None,
     endpoint: Annotated[

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import filecmp
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,8 +134,13 @@ class _Fetching:
         return item.key not in self._left[item.uri]
 
 
-def download(target: JobPlace, places: Sequence[tuple[str, Path]], *, overwrite: bool = False) -> int:
+def download(
+    target: JobPlace, places: Sequence[tuple[str, Path]], *, overwrite: bool = False,
+    wanted: Callable[[str], bool] = lambda _: True,
+) -> int:  # fmt: skip
     """Copy the objects under each prefix into its folder, each atomically; returns how many there are.
+
+    `wanted` chooses among the objects by their paths below the prefix.
 
     Existing files with the same content are kept, so a second call resumes the first. Objects that a running job
     deletes meanwhile, such as old checkpoints, are skipped, together with what this call has copied of their folder.
@@ -143,7 +148,10 @@ def download(target: JobPlace, places: Sequence[tuple[str, Path]], *, overwrite:
     have the same names; that is checked before anything is written.
     """
     fetch = _Fetching(target)
-    items = [item for uri, folder in places for item in _items(target, uri, folder)]
+    items = [
+        item for uri, folder in places for item in _items(target, uri, folder)
+        if wanted(item.path.relative_to(folder).as_posix())
+    ]  # fmt: skip
     _refuse_what_is_in_the_way(items)
     there = [item for item in items if item.path.exists()]
     same = {item for item in there if _is_same(item)}

@@ -115,8 +115,8 @@ def generate(
     Greedy unless a temperature is set. With `batch` 1 a text depends on its prompt and the seed alone.
 
     Args:
-        model: A Hugging Face folder or an adapter as PEFT writes it, a run or job or the name of one, an s3:// prefix,
-            or a folder of training checkpoints.
+        model: A Hugging Face folder or an adapter as PEFT writes it, a run or job or the name of one, an s3:// prefix
+            of a model, or training checkpoints in a folder or below an s3:// prefix.
         prompts: A prompt, or several.
         files: Files of prompts: .txt, a line each, or .jsonl, with the field prompt, messages, instruction, question
             or text.

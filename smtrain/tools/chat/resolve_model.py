@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 
 from smtrain.client.backends.base import JobPlace
 from smtrain.client.backends.sagemaker.target import unknown_run
+from smtrain.core.config.pai import OSS
 from smtrain.core.errors import CheckpointError, JobError
 from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.files import home
@@ -22,14 +23,18 @@ from smtrain.core.model.remedies import HEAD, broken_link, file_kind, file_misfi
 from smtrain.core.near import near_path
 from smtrain.core.protocol.uris import RUN, RUN_NAME, not_here, respelled
 from smtrain.core.text import Say
+from smtrain.tools.chat.far_place import FarPlace, kept_in
+from smtrain.worker.checkpoint.storage import LocalPlace, Place
 from smtrain.worker.generation.memory_fit import WEIGHTS, Need, described_in, need_of, weights_in
 
 ADAPTER = "adapter_config.json"
+STORES = ("s3://", OSS)
+_OF_CHECKPOINT = re.compile(r"([^/]+/){0,2}manifest\.json|(.*/)?dp_rank_00_tp[^/]*(/.*)?")
 
 
 @dataclass(frozen=True)
 class FoundModel:
-    """A Hugging Face folder or an adapter, here or in S3."""
+    """A Hugging Face folder, an adapter or a checkpoint, here or in an object store."""
 
     name: str
     described: dict[str, Any]
@@ -40,7 +45,7 @@ class FoundModel:
     folder: Path
     """Its folder on this machine, which `fetch` fills."""
     far: tuple[JobPlace, str] | None = None
-    """Target and s3:// prefix of a model that is not here yet."""
+    """Target and URI of a model that is not here yet."""
     size: float = 0.0
     """Bytes to fetch."""
     checkpoint: bool = False
@@ -69,7 +74,7 @@ class FoundModel:
             )
         if held < self.size:
             say(f"fetching {self.size / 1e9:,.2f} GB from {self.far[1]} into {self.folder}")
-        download(self.far[0], [(self.far[1], self.folder)], overwrite=True)
+        download(self.far[0], [(self.far[1], self.folder)], overwrite=True, wanted=_has_no_optimizer)
         return self.folder
 
 
@@ -87,7 +92,7 @@ def find(what: Any, target: TargetName | None = None) -> FoundModel:
     text = folder_of(str(what))
     if far := not_here(text):
         raise CheckpointError(far)
-    if hint := respelled(text, ("s3://", "demo://", RUN)):
+    if hint := respelled(text, (*STORES, "demo://", RUN)):
         raise CheckpointError(hint)
     if text.startswith("demo://"):
         from smtrain.core.demo import materialise
@@ -95,10 +100,8 @@ def find(what: Any, target: TargetName | None = None) -> FoundModel:
         return _here(materialise(text), text)
     if text.startswith(RUN):
         return _of_name(_run_named(text), target)
-    if text.startswith("s3://"):
-        from smtrain.client.backends.choose import place_of
-
-        return _in_s3(place_of(text, target)[1], text, text)
+    if text.startswith(STORES):
+        return _in_s3(_store(text, target), text, text)
     if not text.strip():
         raise CheckpointError("the model is an empty name; name a folder, a run, a job or an s3:// prefix")
     path = Path(text).expanduser()
@@ -110,12 +113,12 @@ def find(what: Any, target: TargetName | None = None) -> FoundModel:
 
 
 def find_trained(what: Any, target: TargetName | None = None, config: Any = None) -> FoundModel:
-    """`find`, which also takes a folder of checkpoints of engine native or nxd on this machine.
+    """`find`, which also takes checkpoints of engine native or nxd, in a folder or below a URI.
 
     `config` is the model with their config.json and tokenizer. Raises `CheckpointError` if it is needed or not used.
     """
-    path = Path(folder_of(str(what))).expanduser() if isinstance(what, (str, Path)) else Path()
-    if not isinstance(what, (str, Path)) or not path.is_dir() or _model_in(path) or not _is_checkpoint(path):
+    location = _checkpoints_at(what, target)
+    if location is None:
         if config is not None:
             raise CheckpointError(
                 f"config: {what} is not a checkpoint, and has its own config.json and tokenizer; leave this out"
@@ -124,9 +127,9 @@ def find_trained(what: Any, target: TargetName | None = None, config: Any = None
     from smtrain.worker.checkpoint.open import open_weights
 
     base = None if config is None else find(config, target)
-    source = open_weights(path, None if base is None else base.described)
-    held = source.location.path()
-    own = base is None and held is not None and tokenizer_in(file.name for file in held.iterdir())
+    source = open_weights(location, None if base is None else base.described)
+    held = source.location
+    own = base is None and tokenizer_in(held.files())
     if base is None and not own:
         raise CheckpointError(
             f"{what} is a checkpoint, and has no tokenizer; name the model that training started from with --config "
@@ -134,7 +137,33 @@ def find_trained(what: Any, target: TargetName | None = None, config: Any = None
             code="model.not_found",
         )
     weights = sum(prod(source.shape(name)) * source.dtype(name).itemsize for name in source.names())
-    return FoundModel(str(what), source.config, float(weights), False, held or path, checkpoint=True, base=base)
+    if not isinstance(held, FarPlace):
+        folder = held.path() or Path(str(what))
+        return FoundModel(str(what), source.config, float(weights), False, folder, checkpoint=True, base=base)
+    size = sum(size for file, size in held.files().items() if _has_no_optimizer(file))
+    return FoundModel(
+        str(what), source.config, float(weights), False, held.folder, (held.store, held.uri), float(size), True, base
+    )
+
+
+def _checkpoints_at(what: Any, target: TargetName | None) -> Place | None:
+    """The folder or prefix, if there are checkpoints of a training in it, and no model to load as it is."""
+    if not isinstance(what, (str, Path)):
+        return None
+    text = folder_of(str(what))
+    if text.startswith(STORES):
+        far = FarPlace(_store(text, target), text)
+        is_model = any(file in far.files() for file in ("config.json", ADAPTER)) and first_of_weights(far.files())
+        return far if not is_model and _are_checkpoint(far.files()) else None
+    path = Path(text).expanduser()
+    return LocalPlace(path) if path.is_dir() and not _model_in(path) and _is_checkpoint(path) else None
+
+
+def _store(uri: str, target: TargetName | None) -> JobPlace:
+    """The backend that reads an s3:// or oss:// URI."""
+    from smtrain.client.backends.choose import named, place_of
+
+    return named("pai-dlc") if uri.startswith(OSS) else place_of(uri, target)[1]
 
 
 def _run_named(text: str) -> str:
@@ -188,9 +217,17 @@ def _model_in(path: Path) -> tuple[Path, bool] | None:
 
 
 def _is_checkpoint(path: Path) -> bool:
-    """Whether a folder holds checkpoints of engine native or nxd, whole or not."""
-    named = any(any(path.glob(f"{below}manifest.json")) for below in ("", "*/", "*/*/"))
-    return named or any(path.rglob("dp_rank_00_tp*"))
+    return _are_checkpoint(LocalPlace(path).files())
+
+
+def _are_checkpoint(files: Iterable[str]) -> bool:
+    """Whether files below a folder are checkpoints of engine native or nxd, whole or not."""
+    return any(_OF_CHECKPOINT.fullmatch(file) for file in files)
+
+
+def _has_no_optimizer(file: str) -> bool:
+    """Whether a file below a model or checkpoint is needed without its optimizer."""
+    return not file.startswith("optim/")
 
 
 def _has_weights(folder: Path) -> bool:
@@ -282,7 +319,12 @@ def _in_s3(target: JobPlace, uri: str, name: str) -> FoundModel:
         (sum(some) for ending in WEIGHTS if (some := [size for file, size in sizes.items() if file.endswith(ending)])),
         0,
     )
-    folder = home() / "models" / hashlib.sha256(f"{target.name} {prefix}".encode()).hexdigest()[:16]
     return FoundModel(
-        name, described, float(weights), kind == ADAPTER, folder, (target, prefix), float(sum(sizes.values()))
+        name,
+        described,
+        float(weights),
+        kind == ADAPTER,
+        kept_in(target, prefix),
+        (target, prefix),
+        float(sum(sizes.values())),
     )

@@ -30,29 +30,18 @@ from smtrain.worker.checkpoint.storage import Place, is_uri, place, read_text, s
 
 
 def open_weights(
-    path: Path | str, config: dict[str, Any] | None = None, kv_order: KvOrder = "tiled", masters: bool = False
+    path: Place | Path | str, config: dict[str, Any] | None = None, kv_order: KvOrder = "tiled", masters: bool = False
 ) -> WeightSource:
     """Open a Hugging Face folder, NxD shards (or a folder of whole tags), a run's checkpoints, or Megatron's.
 
     Of a run, the newest whole checkpoint of the newest line is opened (`smtrain.core.protocol.lineage`). `path` is a
-    folder or an s3:// URI. `config` is for NxD's and Megatron's own saves, which have no config.json, `kv_order` the
-    chip's order of NxD's repeated heads. With `masters` neuronx-nemo-megatron's fp32 master weights are read. Raises
-    CheckpointError, which describes the content, if it is none of them.
+    folder, an s3:// URI or a place. `config` is for NxD's and Megatron's own saves, which have no config.json,
+    `kv_order` the chip's order of NxD's repeated heads. With `masters` neuronx-nemo-megatron's fp32 master weights are
+    read. Raises CheckpointError, which describes the content, if it is none of them.
     """
-    path, whole = folder_of(str(path)), config
+    whole = config
     config = None if config is None else text_part(config)
-    if fault := not_here(path) or respelled(path, ("s3://",)):
-        raise CheckpointError(f"{fault}.")
-    if not is_uri(path):
-        if not Path(path).exists():
-            raise CheckpointError(
-                f"{path} does not exist; {near_path(path)}give a folder of weights.", code="checkpoint.missing"
-            )
-        if not Path(path).is_dir():
-            raise CheckpointError(
-                f"{path} is a file, and {file_kind(Path(path))}; give the folder of a model or of a checkpoint."
-            )
-    location = place(path)
+    location = _named(folder_of(str(path))) if isinstance(path, (str, Path)) else path
     if format_of(location) == native_manifest.FORMAT:
         return _whole_model(NativeSource(location))
     steps = step_names(location)
@@ -71,17 +60,33 @@ def open_weights(
         return NxDSource(location.below(tag), described, kv_order)
     if megatron := open_megatron(location, config, masters):
         return megatron
-    if fault := folder_misfit(location.files(), path):
+    if fault := folder_misfit(location.files(), str(location)):
         raise CheckpointError(f"{fault}.")
     if (folder := location.path()) is not None and (lost := broken_link(folder)):
         raise CheckpointError(f"{lost}.")
     names = sorted({file.split("/")[0] for file in location.files()} | _folders(location))
     shown = ", ".join(names[:5]) + (" and more" if len(names) > 5 else "") if names else "nothing"
     raise CheckpointError(
-        f"{path} holds {shown}, and no weights known here; give a Hugging Face folder with model.safetensors, "
+        f"{location} holds {shown}, and no weights known here; give a Hugging Face folder with model.safetensors, "
         "a folder of NxD shards, a checkpoint folder of Megatron or one of smtrain.",
         code="checkpoint.missing",
     )
+
+
+def _named(path: str) -> Place:
+    """The place of a folder or URI. Raises CheckpointError if it does not exist."""
+    if fault := not_here(path) or respelled(path, ("s3://",)):
+        raise CheckpointError(f"{fault}.")
+    if not is_uri(path):
+        if not Path(path).exists():
+            raise CheckpointError(
+                f"{path} does not exist; {near_path(path)}give a folder of weights.", code="checkpoint.missing"
+            )
+        if not Path(path).is_dir():
+            raise CheckpointError(
+                f"{path} is a file, and {file_kind(Path(path))}; give the folder of a model or of a checkpoint."
+            )
+    return place(path)
 
 
 def _none_whole(location: Place, newest: str) -> CheckpointError:

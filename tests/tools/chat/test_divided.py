@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import smtrain
+from smtrain.client.backends.sagemaker.target import Target
 from smtrain.core.errors import CheckpointError, ConfigError
 from tests import warm
 
@@ -37,7 +38,7 @@ def nxd(folder: Path) -> Path:
     return made
 
 
-def texts(model: Path, **options: Any) -> list[str]:
+def texts(model: Path | str, **options: Any) -> list[str]:
     return [record["completion"] for record in smtrain.generate(model, PROMPTS, **{**GREEDY, **options})]
 
 
@@ -50,6 +51,43 @@ def test_a_checkpoint_answers_as_the_model_that_is_exported_from_it(folder: Path
     assert texts(nxd, config=folder, batch=2) == texts(folder, batch=2)
     with smtrain.chat(native / "step_00000000", **GREEDY) as talk:
         assert talk.ask("hello") == smtrain.chat(folder, **GREEDY).ask("hello")
+
+
+@pytest.fixture(scope="module")
+def bucket(local_home: Path, folder: Path, native: Path, nxd: Path) -> str:
+    """A bucket of the local control plane with both checkpoints, the first as a run leaves it, and the model."""
+    s3 = Target("local").s3
+    s3.create_bucket(Bucket="trained", CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
+    for name, root in (("native", native), ("nxd", nxd), ("model", folder)):
+        for path in root.rglob("*"):
+            if path.is_file():
+                s3.upload_file(str(path), "trained", f"{name}/{path.relative_to(root)}")
+    s3.put_object(Bucket="trained", Key="native/step_00000000/optim/dp000_tp000_pp000.safetensors", Body=b"state")
+    return "s3://trained"
+
+
+def test_a_checkpoint_in_s3_answers_without_its_optimizer_s_files(folder: Path, bucket: str, local_home: Path) -> None:
+    said: list[str] = []
+    assert texts(f"{bucket}/native", target="local", say=said.append) == texts(folder)
+    assert said[0].startswith("fetching 0.00 GB from s3://trained/native/step_00000000/ into ")
+    kept = [path.name for path in (local_home / "models").rglob("*")]
+    assert "manifest.json" in kept
+    assert "optim" not in kept
+    with pytest.raises(
+        CheckpointError, match=r"s3://trained/nxd has no config.json; .* or name its folder with --conf"
+    ):
+        texts(f"{bucket}/nxd", target="local")
+
+
+@pytest.mark.full  # the gate has one process
+def test_processes_share_a_checkpoint_in_s3(folder: Path, bucket: str) -> None:
+    shared = texts(folder, batch=2)
+    for model, more in (
+        ("native/step_00000000", {}),
+        ("nxd", {"config": folder}),
+        ("nxd", {"config": "s3://trained/model"}),
+    ):
+        assert texts(f"{bucket}/{model}", target="local", processes=2, batch=2, **more) == shared
 
 
 def test_what_a_checkpoint_cannot_do_is_refused_by_name(folder: Path, native: Path, nxd: Path, tmp_path: Path) -> None:
