@@ -330,13 +330,21 @@ def expert_numbers(shape: ModelShape, mesh: Mesh, stage: int) -> int:
     )
 
 
+def expert_share(work: Work, mesh: Mesh, stage: int) -> int:
+    """The trained parameters of a stage that ep divides: `expert_numbers`, or the factors of adapted experts."""
+    if work.lora is None:
+        return expert_numbers(work.shape, mesh, stage)
+    adapted = replace(work.lora, targets=work.lora.of_experts)
+    return adapter_numbers(work.shape, adapted, mesh, stage) if mesh.ep > 1 else 0
+
+
 def optimizer_share(work: Work, mesh: Mesh, stage: int) -> tuple[int, int]:
     """(trained parameters of a rank, padded; those whose optimizer state it keeps).
 
     Ranks that hold the same experts share the state of these, so fewer ranks share more of it.
     """
     numbers = trained_numbers(work, mesh, stage)
-    own = 0 if work.lora else expert_numbers(work.shape, mesh, stage)
+    own = expert_share(work, mesh, stage)
     parts = [(numbers - own, mesh.shards), (own, mesh.shards // mesh.ep)]
     shards = [-(-count // ranks) for count, ranks in parts]
     return sum(n * ranks for n, (_, ranks) in zip(shards, parts, strict=True)), sum(shards)
@@ -346,8 +354,13 @@ def trained_numbers(work: Work, mesh: Mesh, stage: int) -> int:
     """Parameters of a rank that the optimizer updates: all, or those of its adapters."""
     if work.lora is None:
         return stage_numbers(work.shape, mesh, stage)
-    kinds = stage_kinds(work.shape, mesh.pp, stage, mesh.layers)
-    return sum(count * _adapters(_one_layer(kind), work.lora, mesh.tp) for kind, count in kinds.items())
+    return adapter_numbers(work.shape, work.lora, mesh, stage)
+
+
+def adapter_numbers(shape: ModelShape, lora: Lora, mesh: Mesh, stage: int) -> int:
+    """Parameters of adapters on a rank of a pipeline stage."""
+    kinds = stage_kinds(shape, mesh.pp, stage, mesh.layers)
+    return sum(count * _adapters(_one_layer(kind), lora, mesh.tp, mesh.ep) for kind, count in kinds.items())
 
 
 def untiled_group(work: Work, machine: Machine, mesh: Mesh, *, neighbours: bool = False) -> Group | None:
@@ -424,9 +437,9 @@ def _plain(name: str) -> str:
 
 
 @cache
-def _adapters(one_layer: ModelShape, lora: Lora, tp: int) -> int:
+def _adapters(one_layer: ModelShape, lora: Lora, tp: int, ep: int) -> int:
     """Adapter parameters of one decoder layer on one rank."""
-    layout = Layout(AdapterShape.of(one_layer, lora), tp, 1)
+    layout = Layout(AdapterShape.of(one_layer, lora), tp, 1, ep=ep if one_layer.experts is not None else 1)
     return sum(prod(layout.local_shape(s.name, 0)) for s in layout.shape.specs)
 
 

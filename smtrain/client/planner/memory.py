@@ -23,9 +23,9 @@ from smtrain.client.planner.machines import (
     stage_numbers,
     trained_numbers,
 )
-from smtrain.core.model.families import DeltaSizes, ModelShape
+from smtrain.core.model.families import DeltaSizes, ModelShape, Role
 from smtrain.core.model.footprint import QUERIES, SINK_QUERIES
-from smtrain.core.model.lora import AdapterShape, Lora
+from smtrain.core.model.lora import A, AdapterShape, Lora
 
 # Outside of tensors: the runtime, buffers of collectives, loaded graphs. An assumption, not yet measured on a device.
 RUNTIME = 1.0 * GIB
@@ -232,10 +232,12 @@ def _saved_by_adapters(work: Work, mesh: Mesh, lora: Lora) -> float:
     neox = shape.plain
     entry = {"query_key_value"} if neox else {"q_proj", "k_proj", "v_proj", "qkv_proj"}
     up, down = ({"dense_h_to_4h"}, "dense_4h_to_h") if neox else ({"gate_proj", "up_proj", "gate_up_proj"}, "down_proj")
-    targets = {*lora.targets}
+    targets = {*lora.of_linears}
     mlp = targets & {*up, down}
     kept = w * (h * bool(up & targets) + i * (down in targets) + lora.rank * len(mlp))
-    behind = 3 * w * i if shape.experts is None else _saved_by_mlp(work, mesh)
+    behind = (
+        3 * w * i if shape.experts is None else _saved_by_mlp(work, mesh) + _saved_by_expert_factors(work, mesh, lora)
+    )
     kept += w * (part + i) if neox else len(shape.rules.block_norms) * 4 * part + behind
     if mesh.recompute == "selective" and not work.gathers_again:  # engine native saves only the input of attention
         return kept + w * h
@@ -250,6 +252,16 @@ def _saved_by_adapters(work: Work, mesh: Mesh, lora: Lora) -> float:
     kept += w * (4 * q if _repeats(work, mesh) else 2 * q + 2 * kv)
     kept += 4 * (q + kv) if shape.qk_norm else 0.0
     return kept + _kept_values(shape, w, kv)
+
+
+def _saved_by_expert_factors(work: Work, mesh: Mesh, lora: Lora) -> float:
+    """Bytes per token that the factors of experts save: each row times A, and with dropout its inputs and a mask."""
+    shape, sizes = work.shape, work.shape.experts
+    assert sizes is not None
+    specs = AdapterShape.of(shape, replace(lora, targets=lora.of_experts)).layer
+    inputs = sum(s.shape[2] / (1 if s.role is Role.FACTOR else mesh.tp) for s in specs if s.name.endswith(A))
+    dropped = (work.width + 1) * inputs if lora.dropout else 0.0
+    return work.rows(mesh) * (work.width * lora.rank * len(specs) / 2 + dropped)
 
 
 def _scores(work: Work, mesh: Mesh) -> float:
@@ -294,6 +306,9 @@ def _moments(work: Work, machine: Machine, mesh: Mesh, stage: int, numbers: int)
     biggest: float = w * (largest if largest != held.embed else 0)
     if work.lora:
         biggest = 4.0 * work.lora.rank * max(shape.intermediate, shape.hidden)
+        if work.lora.of_experts and shape.experts is not None:
+            widest = max(shape.hidden, 2 * shape.experts.width / mesh.tp)
+            biggest = 4.0 * work.lora.rank * widest * shape.experts.count / mesh.ep
     gradients = biggest or w * shape.intermediate / mesh.tp * shape.hidden
     moments = [
         # Backward pass of a layer's MLP: gradients of its output and of two inner vectors.

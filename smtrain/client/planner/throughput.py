@@ -18,8 +18,9 @@ from smtrain.client.planner.machines import (
     Machine,
     Mesh,
     Work,
+    adapter_numbers,
     cut,
-    expert_numbers,
+    expert_share,
     stage_kinds,
     trained_numbers,
 )
@@ -315,9 +316,14 @@ def _layer_time(work: Work, mesh: Mesh, k: Coefficients, tokens: int, rate: floa
     """
     shape, held = work.shape, cut(work.shape, mesh.tp)
     used: float = held.layer
+    factors = 0.0  # those of other linears are small
     if shape.experts is not None:  # as many rows as without ep, if the experts get equal shares
         share = (work.capacity or 1.0) * shape.experts.chosen / shape.experts.count
         used += held.experts * (k.expert_products * share - 1)
+        if work.lora is not None and work.lora.of_experts:
+            adapted = replace(work.lora, targets=work.lora.of_experts)
+            one = replace(mesh, pp=1, ep=1, layers=())
+            factors = adapter_numbers(replace(shape, layers=1), adapted, one, 0) * k.expert_products * share
     # With a piece of a row from each end, a rank sees half of the keys, as the only rank of a whole row does. Of rows
     # that are cut once for a rank, the last rank sees nearly all.
     seen = work.seq_len * (2 - 1 / mesh.cp if work.seq_len % (2 * mesh.cp) else 1.0)
@@ -329,6 +335,7 @@ def _layer_time(work: Work, mesh: Mesh, k: Coefficients, tokens: int, rate: floa
         if shape.delta is not None:
             again = 2.0 * shape.hidden * (shape.delta.keys + 1.5 * shape.delta.values) / mesh.tp / used
     layer = (_DENSE[mesh.recompute] + again - frozen) * 2.0 * used * tokens / rate
+    layer += _DENSE[mesh.recompute] * 2.0 * factors * tokens / rate
     slow = k.fused_attention if work.fused_attention else k.unfused_attention
     passes = _SCORES[mesh.recompute] + (mesh.cp > 1)  # the backward pass over cut rows computes them again
     scores = passes * 4.0 * shape.heads * shape.head_dim / mesh.tp * span * tokens * slow / rate
@@ -351,7 +358,7 @@ def exchange_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients) -> 
     alone = machine.link and machine.count == 1  # GPUs of one host: over their own links, all at once
     most = 0.0
     for stage in range(mesh.pp) if mesh.layers else (0, mesh.pp - 1):
-        own = 0 if work.lora else expert_numbers(work.shape, mesh, stage)
+        own = expert_share(work, mesh, stage)
         shared = trained_numbers(work, mesh, stage) - own
         if mesh.ep == mesh.shards:  # no other rank holds the same experts
             own = 0

@@ -50,6 +50,11 @@ class Lora:
         return tuple(name for name in self.targets if name in STACKED or name.startswith(_EACH))
 
     @property
+    def of_linears(self) -> tuple[str, ...]:
+        """The other targets."""
+        return tuple(name for name in self.targets if name not in self.of_experts)
+
+    @property
     def of_each_expert(self) -> bool:
         """Whether experts are adapted as linears of their own, not as matrices of all experts."""
         return any(name.startswith(_EACH) for name in self.targets)

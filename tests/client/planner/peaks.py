@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from smtrain.core.model.lora import Lora, targets_of
+from smtrain.core.model.lora import STACKED, Lora, targets_of
 from smtrain.worker.engine.base import OptimizerOptions, ParallelOptions, PreferenceOptions
 from smtrain.worker.engine.native import NativeEngine
 from smtrain.worker.train.operators import HeldBytes
@@ -139,8 +139,12 @@ ADAPTED = [
     ("gemma4_text", "221 m1 sp"),
     ("qwen3_5_text", "111 m2"),
     ("qwen3_5_text", "211 m1 bf16 sp"),
+    ("qwen3_moe", "112 m2 ep2 bf16"),
+    ("qwen3_moe", "211 m2 sp"),
+    ("mixtral", "111 m2 full bf16"),
+    ("gpt_oss", "112 m2 ep2 bf16"),
 ]
-"""With LoRA on all linears."""
+"""With LoRA on all linears and experts."""
 
 
 PAIRED = [
@@ -189,7 +193,8 @@ def compare(
     o, described = mesh(text), model(family)
     size = o.tp * o.pp * o.dp * o.cp
     shape = ModelShape.from_config(described)
-    lora = Lora(8, 16.0, targets=targets_of(shape, ("all-linear",))) if adapted else None
+    targets = ("all-linear", *(STACKED if shape.experts else ()))
+    lora = Lora(8, 16.0, targets=targets_of(shape, targets)) if adapted else None
     measured = worlds[size].run(peak, described, o, batch // o.dp, seq_len, lora, paired)
     worst = [max((row for row in measured if row[0] == s), key=lambda row: row[2]) for s in range(o.pp)]
     work = Work(shape, seq_len, batch, o.precision, lora=lora, apart=paired)

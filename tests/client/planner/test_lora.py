@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 import smtrain
+from smtrain.client.planner.machines import Machine, Mesh, Work, named_shape, optimizer_share, trained_numbers
+from smtrain.client.planner.memory import checkpoint_bytes
+from smtrain.client.planner.throughput import Coefficients, slot_time
 from smtrain.core.errors import ConfigError
+from smtrain.core.model.lora import STACKED, Lora
 
 
 def planned(adapter: dict[str, Any] | None, instance: str = "ml.trn2.48xlarge", **parallel: Any) -> smtrain.Plan:
@@ -51,6 +56,26 @@ def test_one_gpu_is_told_the_mesh_in_which_it_fits_with_lora() -> None:
     assert "with tp 1 x pp 1 x dp 1" in whole.faults[0]
     assert whole.faults[0].endswith("full recomputation")
     assert planned({}, "ml.g6e.xlarge", **{**one, "activation_checkpointing": "full"}).fits
+
+
+def test_adapters_of_experts_are_counted_and_divided() -> None:
+    """Qwen3-30B-A3B: 48 layers of 128 experts, hidden size 2048, width 768; rank 8."""
+    shape = named_shape("qwen3-30b-a3b")
+    assert shape is not None
+    work = Work(shape, 4096, 64, "bf16", lora=Lora(8, 16.0, targets=STACKED))
+    each = 8 * (2048 + 2 * 768) + 8 * (768 + 2048)
+    assert checkpoint_bytes(work) == 48 * 128 * each * 12
+    assert trained_numbers(work, Mesh(1, 1, 8), 0) == 48 * 128 * each
+    # A rank of ep 4 has 32 of the experts; each of tp 2 has half of the rows of B for gate and up, and of A for down.
+    cut = 48 * 32 * (8 * (2048 + 768) + 8 * (384 + 2048))
+    assert optimizer_share(work, Mesh(2, 1, 8, ep=4), 0) == (cut, cut // 2)
+    machine = Machine("gpu", 1, 8, 1e15, 1e12, 1e12, 1e12)
+    adapters = [Lora(64, 64.0, targets=targets) for targets in (("q_proj",), STACKED)]
+    times = [
+        slot_time(replace(work, lora=one), machine, Mesh(1, 1, 8, ep=4), Coefficients.fitted(machine)).total
+        for one in adapters
+    ]
+    assert 1.01 < times[1] / times[0] < 1.2
 
 
 def test_a_mesh_that_nobody_chose_says_so_too() -> None:

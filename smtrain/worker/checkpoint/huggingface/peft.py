@@ -145,7 +145,7 @@ def peft_config(lora: Lora, base: str | None, shape: ModelShape) -> dict[str, An
     experts. peft then has no dropout, also not for linears of experts with transformers 5, and an adapter with one
     could not be loaded.
     """
-    plain = [name for name in lora.targets if name not in lora.of_experts]
+    plain = list(lora.of_linears)
     names, parameters = shape.rules.experts, [f"mlp.{name}" for name in lora.of_experts if name in STACKED]
     if names is not None and shape.sparse:
         parameters += [f"mlp.{name}.weight" for name in plain if name in names.parts]

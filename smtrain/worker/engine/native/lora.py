@@ -22,6 +22,8 @@ from smtrain.worker.engine.native.comm import ProcessMesh
 # The increment and the factors of SplitMix64, as signed numbers.
 _ODD, _FIRST, _SECOND = (n - (1 << 64) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
+_AT_ONCE = 1 << 18  # numbers hashed together: 2 MiB
+
 
 class _Summed(Protocol):
     """A linear whose columns are cut; the factors change its product before it is summed."""
@@ -94,9 +96,10 @@ class Dropout:
         keep, device = 1.0 - self._probability, x.device if x.device.type in ("cpu", "cuda") else torch.device("cpu")
         digest = hashlib.sha256(f"{self._seed} {self._at[0]} {name}".encode()).digest()
         of_row = _hashed(choices.to(device) + int.from_bytes(digest[:7], "big"))
-        column = torch.arange(start, start + x.shape[1], device=device)
-        drawn = _hashed(of_row[:, None] + column * _ODD) >> 40 & (1 << 24) - 1
-        return x * (drawn < round(keep * (1 << 24))).to(x.device) / keep
+        of_column = torch.arange(start, start + x.shape[1], device=device) * _ODD
+        few = torch.split(of_row, max(1, _AT_ONCE // x.shape[1]))
+        drawn = [_hashed(some[:, None] + of_column) >> 40 & (1 << 24) - 1 < round(keep * (1 << 24)) for some in few]
+        return x * torch.cat(drawn).to(x.device) / keep
 
     def kept(self, block: Callable[..., Any]) -> Callable[..., Any]:
         """`block` with the masks of now, whenever it is called."""
