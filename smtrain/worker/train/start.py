@@ -26,7 +26,6 @@ from smtrain.worker.checkpoint.open import open_weights
 from smtrain.worker.checkpoint.sources import WeightSource
 from smtrain.worker.data.load.heldout import HeldOut
 from smtrain.worker.data.load.loader import TokenLoader
-from smtrain.worker.data.load.packed import PackedLoader, WithinDocuments
 from smtrain.worker.data.load.rows import PairRows
 from smtrain.worker.data.manifest import DatasetManifest
 from smtrain.worker.engine.base import Engine
@@ -37,7 +36,7 @@ from smtrain.worker.train.destination import Destination
 from smtrain.worker.train.engines import EngineRecords, Gather, build, join, tracing
 from smtrain.worker.train.entry import fail, log_line
 from smtrain.worker.train.health import LossWatch, StallWatch
-from smtrain.worker.train.loop import Loader, Trainer, trace
+from smtrain.worker.train.loop import Trainer, trace
 from smtrain.worker.train.machine_watch import MachineCounters, MachineWatch
 from smtrain.worker.train.metrics import MetricsLog, close_trackers, peak_flops, trackers_of
 from smtrain.worker.train.operators import StepReport
@@ -78,7 +77,7 @@ def start(config: JobConfig, container: Container) -> None:
         return
     held_out = _held_out(config, data, engine)
     if references:
-        packed = [loader.rows if isinstance(loader, PackedLoader) else None, held_out.packed if held_out else None]
+        packed = [loader.rows, held_out.packed if held_out else None]
         parts = [part for part in packed if isinstance(part, PairRows)]
         start_weights = None if references.known else _weights(config, container, given, needed=True)
         references.fill(cast("NativeEngine", engine), parts, start_weights, stall.beat, lambda: stop.agreed(engine))
@@ -232,17 +231,14 @@ def _weights(config: JobConfig, container: Container, described: dict[str, Any],
         return None
 
 
-def _loader(config: JobConfig, data: Path, engine: Engine, vocab_size: int) -> Loader:
+def _loader(config: JobConfig, data: Path, engine: Engine, vocab_size: int) -> TokenLoader:
     options = config.train
-    common: dict[str, Any] = {
-        "seq_len": options.seq_len, "global_batch_size": options.global_batch_size, "dp_rank": engine.dp_rank,
-        "dp_size": engine.dp_size, "seed": options.seed, "vocab_size": vocab_size, "batch_at": options.batch_at,
-    }  # fmt: skip
-    if options.objective != "pretrain":
-        packing = options.preference.packing if options.preference else True
-        return PackedLoader(data, **common, packing=packing)
-    loader = TokenLoader(data, **common, weights=config.data.weights)
-    return WithinDocuments(loader, data) if config.data.document_mask else loader
+    return TokenLoader(
+        data, seq_len=options.seq_len, global_batch_size=options.global_batch_size, dp_rank=engine.dp_rank,
+        dp_size=engine.dp_size, seed=options.seed, vocab_size=vocab_size, weights=config.data.weights,
+        document_mask=config.data.document_mask, batch_at=options.batch_at,
+        packing=options.preference.packing if options.preference else True,
+    )  # fmt: skip
 
 
 def _held_out(config: JobConfig, data: Path, engine: Engine) -> HeldOut | None:

@@ -18,7 +18,6 @@ from smtrain.worker.checkpoint.checksum import crc32
 from smtrain.worker.data import checksums
 from smtrain.worker.data.checksums import BLOCK, Rolling
 from smtrain.worker.data.load.loader import TokenLoader
-from smtrain.worker.data.load.packed import PackedLoader, WithinDocuments
 from smtrain.worker.data.manifest import DatasetManifest
 from smtrain.worker.data.pack.exchange import export_blocks, import_tokens, merge, split
 from smtrain.worker.train.data_position import Position
@@ -115,10 +114,10 @@ def test_checksums_that_are_damaged_or_gone_are_named(data: Path) -> None:
 
 def test_a_damaged_index_is_noticed_where_it_is_read(data: Path) -> None:
     flip(data / "tokens.idx", 200)
-    loader = TokenLoader(data, seq_len=SEQ, global_batch_size=8, dp_rank=0, dp_size=1, seed=1, vocab_size=512)
+    options: dict[str, Any] = {"seq_len": SEQ, "global_batch_size": 8, "dp_rank": 0, "dp_size": 1, "seed": 1}
+    TokenLoader(data, **options, vocab_size=512).close()
     with pytest.raises(DataError, match=r"tokens\.idx is damaged: block 0"):
-        WithinDocuments(loader, data)
-    loader.close()
+        TokenLoader(data, **options, vocab_size=512, document_mask=True)
 
 
 @pytest.mark.parametrize("name", ["tokens.bin", "tokens.idx", "tokens_mask.bin"])
@@ -128,7 +127,7 @@ def test_instruction_data_too(tmp_path: Path, name: str) -> None:
     )
     flip(tmp_path / "out" / name, 34 + 2)
     with pytest.raises(DataError, match=f"{name} is damaged: block 0".replace(".", r"\.")):
-        PackedLoader(
+        TokenLoader(
             tmp_path / "out", seq_len=SEQ, global_batch_size=2, dp_rank=0, dp_size=1, seed=1, vocab_size=512
         ).batch(0)
 

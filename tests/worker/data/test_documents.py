@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from smtrain.core.errors import DataError
 from smtrain.worker.data.load.loader import TokenLoader
-from smtrain.worker.data.load.packed import WithinDocuments
 from tests.tiers import examples
 from tests.worker.data.writer import IndexedWriter, save_manifest
 
@@ -35,12 +34,15 @@ def make(folder: Path, parts: list[Documents]) -> Path:
     return folder
 
 
-def load(folder: Path) -> tuple[TokenLoader, WithinDocuments]:
-    plain, wrapped = (
-        TokenLoader(folder, seq_len=SEQ_LEN, global_batch_size=4, dp_rank=0, dp_size=1, seed=1, vocab_size=500)
-        for _ in range(2)
-    )
-    return plain, WithinDocuments(wrapped, folder)
+def load(folder: Path) -> list[TokenLoader]:
+    """A plain loader, and one with a document mask."""
+    return [
+        TokenLoader(
+            folder, seq_len=SEQ_LEN, global_batch_size=4, dp_rank=0, dp_size=1, seed=1, vocab_size=500,
+            document_mask=masked,
+        )
+        for masked in (False, True)
+    ]  # fmt: skip
 
 
 DOCUMENT = st.lists(st.integers(1, 12), max_size=2)

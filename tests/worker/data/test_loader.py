@@ -17,6 +17,7 @@ from smtrain.core.errors import DataError
 from smtrain.worker.data.load import loader as loader_module
 from smtrain.worker.data.load.loader import TokenLoader
 from smtrain.worker.data.load.order import Order, epoch_order
+from smtrain.worker.data.load.rows import TextRows
 from smtrain.worker.data.pack.indexed import IndexedDataset
 from tests.tiers import examples
 from tests.worker.data.writer import IndexedWriter, save_manifest
@@ -36,6 +37,12 @@ def make(folder: Path, tokens: int, model_vocab_size: int | None = 512) -> Path:
 def load(folder: Path, batch: int, rank: int = 0, size: int = 1, seed: int = 7, **more: Any) -> TokenLoader:
     arguments = {"seq_len": SEQ_LEN, "vocab_size": 512} | more
     return TokenLoader(folder, global_batch_size=batch, dp_rank=rank, dp_size=size, seed=seed, **arguments)
+
+
+def windows(loader: TokenLoader, consumed: int) -> list[Any]:
+    """Part and number of each window of a batch."""
+    assert isinstance(loader.rows, TextRows)
+    return loader.rows.windows(loader.deal.own(consumed))
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +86,7 @@ def test_all_ranks_over_an_epoch_see_every_sample_once(
         (consumed + rank * share + i, sample)
         for consumed in range(0, (epoch + 1) * samples, batch)
         for rank, loader in enumerate(loaders)
-        for i, sample in enumerate(loader.sample_ids(consumed))
+        for i, sample in enumerate(windows(loader, consumed))
     ]
     assert [index for index, _ in stream] == list(range(len(stream)))
     for e in range(epoch + 1):
@@ -127,11 +134,11 @@ def test_another_number_of_ranks_continues_exactly(folder: Path, sizes: list[int
 def test_batches_that_grow_read_the_samples_in_the_same_order(folder: Path) -> None:
     train = Train(global_batch_size=12, batch_ramp={"start": 4, "increment": 4, "samples": 20})  # type: ignore[arg-type]
     same = load(folder, 4)
-    expected = [same.sample_ids(at)[i] for at in range(0, 60, 4) for i in range(4)]
+    expected = [windows(same, at)[i] for at in range(0, 60, 4) for i in range(4)]
     found, at, sizes = [], 0, []
     ranks = [load(folder, 12, rank, 2, batch_at=train.batch_at) for rank in (0, 1)]
     while at < 48:
-        both = [rank.sample_ids(at) for rank in ranks]
+        both = [windows(rank, at) for rank in ranks]
         assert [len(rank.batch(at)[0]) for rank in ranks] == [len(one) for one in both]
         found += [sample for one in both for sample in one]
         sizes.append(len(both[0]) * 2)

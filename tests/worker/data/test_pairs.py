@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from smtrain.core.errors import DataError
-from smtrain.worker.data.load.packed import PackedLoader
+from smtrain.worker.data.load.loader import TokenLoader
 from smtrain.worker.data.load.rows import PairRows
 from smtrain.worker.data.manifest import DatasetManifest
 from smtrain.worker.data.pack.indexed import IndexedDataset
@@ -228,7 +228,7 @@ def test_a_prompt_is_on_one_side_with_all_its_pairs(tmp_path: Path) -> None:
 @pytest.mark.parametrize("packing", [True, False])
 def test_rows_hold_whole_pairs_once_an_epoch(packing: bool, tmp_path: Path) -> None:
     prepared(GOLDEN / "explicit.jsonl", tmp_path / "out")
-    loader = PackedLoader(
+    loader = TokenLoader(
         tmp_path / "out", seq_len=46, global_batch_size=2, dp_rank=0, dp_size=1, seed=3, vocab_size=96, packing=packing
     )
     rows = loader.rows

@@ -13,7 +13,7 @@ import torch
 
 from smtrain.core.errors import DataError
 from smtrain.worker.data.clean.holdout import HoldOut
-from smtrain.worker.data.load.packed import PackedLoader
+from smtrain.worker.data.load.loader import TokenLoader
 from smtrain.worker.data.manifest import DatasetManifest
 from smtrain.worker.data.pack.exchange import export_blocks
 from smtrain.worker.data.pack.indexed import IndexedDataset
@@ -225,9 +225,9 @@ def data(tmp_path_factory: pytest.TempPathFactory, folders: dict[str, Path]) -> 
     return folder / "out"
 
 
-def load(data: Path, batch: int, rank: int = 0, size: int = 1, **more: int) -> PackedLoader:
+def load(data: Path, batch: int, rank: int = 0, size: int = 1, **more: int) -> TokenLoader:
     options: dict[str, Any] = {"seq_len": SEQ_LEN, "seed": 5, "vocab_size": 512, **more}
-    return PackedLoader(data, global_batch_size=batch, dp_rank=rank, dp_size=size, **options)
+    return TokenLoader(data, global_batch_size=batch, dp_rank=rank, dp_size=size, **options)
 
 
 def samples_in(batch: tuple[torch.Tensor, ...]) -> list[tuple[list[int], list[int]]]:
@@ -310,6 +310,7 @@ def test_what_does_not_fit_is_refused(data: Path, tmp_path: Path) -> None:
     loader.close()
     with pytest.raises(DataError, match=r"tokens_mask\.bin has 9 bytes"):
         load(copy, 2)
+    shutil.copy(data / "tokens_mask.bin", copy)
     os.truncate(copy / "tokens.idx", 50)
     with pytest.raises(DataError, match=r"tokens\.idx has 50 bytes and its checksums are of"):
         load(copy, 2)
@@ -341,9 +342,8 @@ def test_in_a_shell(tmp_path: Path, folders: dict[str, Path]) -> None:
 
 def test_a_file_may_be_given_twice(tmp_path: Path, folders: dict[str, Path]) -> None:
     source = write(tmp_path / "a.jsonl", [{"messages": talk("a", "b")}] * 9)
-    options = PrepareOptions(seq_len=SEQ_LEN)
-    to, say = tmp_path / "twice", list[str]().append
-    twice = sft_module.prepare_sft([source, source], to, folders["chatml"], options, say=say)
+    options, said = PrepareOptions(seq_len=SEQ_LEN), list[str]()
+    twice = sft_module.prepare_sft([source, source], tmp_path / "twice", folders["chatml"], options, say=said.append)
     assert [row["documents"] for row in twice.sources] == [9, 9]
     held = prepared(source, tmp_path / "held", folders["chatml"], holdout=HoldOut(path=source))
     assert held.validation

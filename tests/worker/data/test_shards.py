@@ -21,8 +21,7 @@ from smtrain.worker.data.clean.cleaning import Cleaning
 from smtrain.worker.data.clean.holdout import HoldOut
 from smtrain.worker.data.load.heldout import HeldOut
 from smtrain.worker.data.load.loader import TokenLoader
-from smtrain.worker.data.load.packed import PackedLoader, WithinDocuments
-from smtrain.worker.data.load.rows import rows_of
+from smtrain.worker.data.load.rows import SampleRows, rows_of
 from smtrain.worker.data.manifest import DatasetManifest, shards_of
 from smtrain.worker.data.pack.exchange import export_blocks, import_tokens, merge, prefixes, split
 from smtrain.worker.data.prepare.prepare import prepare
@@ -111,6 +110,8 @@ def test_merged_instruction_data_trains_as_the_parts_one_after_another(made: Pat
         2 * summary.inspect(made / "sft-one").facts["learned_tokens"]
     )
     rows = [rows_of(folder, about, 24, 0) for folder, about in ((made / "sft-one", one), (tmp_path / "both", both))]
+    assert isinstance(rows[0], SampleRows)
+    assert isinstance(rows[1], SampleRows)
     for number in range(one.samples):
         wanted = rows[0].samples.sample(number)
         for copy in (number, one.samples + number):
@@ -157,17 +158,18 @@ def test_marks_and_held_out_documents_are_not_lost_without_a_word(
 
 
 def test_every_loader_reads_a_set_as_one_dataset(made: Path) -> None:
-    def loader(folder: Path) -> TokenLoader:
+    def loader(folder: Path, masked: bool = False) -> TokenLoader:
         return TokenLoader(
-            folder, seq_len=8, global_batch_size=6, dp_rank=1, dp_size=2, seed=3, vocab_size=512, weights=(1, 2)
-        )
+            folder, seq_len=8, global_batch_size=6, dp_rank=1, dp_size=2, seed=3, vocab_size=512, weights=(1, 2),
+            document_mask=masked,
+        )  # fmt: skip
 
     for name in ("small", "large"):
         folders = (made / "one", made / name)
         same([loader(folder) for folder in folders], [0, 6, 12, 600])
-        same([WithinDocuments(loader(folder), folder) for folder in folders], [0, 6, 12, 600])
+        same([loader(folder, masked=True) for folder in folders], [0, 6, 12, 600])
         packed = [
-            PackedLoader(made / f, seq_len=24, global_batch_size=4, dp_rank=0, dp_size=1, seed=3, vocab_size=512)
+            TokenLoader(made / f, seq_len=24, global_batch_size=4, dp_rank=0, dp_size=1, seed=3, vocab_size=512)
             for f in ("sft-one", f"sft-{name}")
         ]
         same(packed, [0, 4, 40])

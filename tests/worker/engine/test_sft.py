@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from smtrain.worker.data.checksums import fingerprints
-from smtrain.worker.data.load.packed import PackedLoader
+from smtrain.worker.data.load.loader import TokenLoader
 from smtrain.worker.data.pack.indexed import IndexedDataset
 from smtrain.worker.data.pack.packing import Packing
 from smtrain.worker.data.prepare.prepare_options import PrepareOptions
@@ -28,7 +28,7 @@ SEQ_LEN, ROWS, SEED = 64, 8, 3
 def packed(rank: int, data: Path, config: dict[str, Any], options: ParallelOptions, batches: int) -> list[float]:
     """The losses of global batches of ROWS rows, before any training."""
     e = engine(config, options)
-    loader = PackedLoader(
+    loader = TokenLoader(
         data, seq_len=SEQ_LEN, global_batch_size=ROWS, dp_rank=e.dp_rank, dp_size=e.dp_size, seed=SEED,
         vocab_size=config["vocab_size"],
     )  # fmt: skip

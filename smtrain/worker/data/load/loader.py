@@ -19,13 +19,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from smtrain.core.errors import DataError
-from smtrain.worker.data.load.order import Order
-from smtrain.worker.data.load.verify_on_read import OpenFiles, StoredTokens, VerifiedFiles
-from smtrain.worker.data.manifest import DatasetManifest, shards_of
+from smtrain.worker.data.load.rows import TextRows, rows_of
+from smtrain.worker.data.manifest import DatasetManifest
 
 AHEAD = 4
 """Batches read ahead."""
@@ -53,91 +51,72 @@ class Deal(NamedTuple):
 
 
 class TokenLoader:
-    """Batches of one data-parallel rank from the folder that `prepare` wrote; `vocab_size` is the model's.
+    """Batches of one data-parallel rank from a prepared folder; `vocab_size` is the model's.
 
-    Raises DataError if the folder is not a prepared dataset, is damaged, or was prepared for another seq_len or
-    vocabulary, or if there is not one weight per part.
+    `weights` and `document_mask` are for text, whose samples are its rows. Rows of instruction data are samples or
+    pairs packed together, and global batches and the position of a checkpoint count these rows. Raises DataError if the
+    folder is not a prepared dataset, is damaged, or was prepared for another seq_len or vocabulary, or if there is not
+    one weight per part.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        *,
-        seq_len: int,
-        global_batch_size: int,
-        dp_rank: int,
-        dp_size: int,
-        seed: int,
-        vocab_size: int,
-        weights: Sequence[float] | None = None,
+        self, folder: Path, *, seq_len: int, global_batch_size: int, dp_rank: int, dp_size: int, seed: int,
+        vocab_size: int, weights: Sequence[float] | None = None, document_mask: bool = False, packing: bool = True,
         batch_at: Callable[[int], int] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """`batch_at` is the global batch that follows a number of samples, if it is not always the same."""
         if global_batch_size % dp_size or not 0 <= dp_rank < dp_size:
             raise ValueError(f"rank {dp_rank} of {dp_size} cannot share a global batch of {global_batch_size}")
         self.manifest = DatasetManifest.load(folder)
         check_fits(self.manifest, folder, seq_len, vocab_size)
-        self.seq_len = seq_len
         self.samples = self.manifest.samples
         self.waited = 0.0
         """Seconds that `batch` has waited for data so far."""
-        self._deal = Deal(dp_rank, dp_size, batch_at or (lambda samples: global_batch_size))
-        self._dtype = np.dtype(self.manifest.dtype).newbyteorder("<")
-        parts = self.manifest.parts
-        if weights and len(weights) != len(parts):
-            raise DataError(
-                f"data.sources has {len(weights)} weights and {folder} {len(parts)} parts; give one for each."
-            )
-        self._order = Order(seed, [part["samples"] for part in parts], weights)
-        size = self._dtype.itemsize
-        stored = [StoredTokens.of(shards_of(part), size) for part in parts]
-        for part in stored:
-            part.check_sizes(folder)
-        self._checks = VerifiedFiles(folder, stored)
-        # opened before anything is read: an open drops the pages that the kernel keeps of a FUSE file
-        self._free = self._checks.open(READERS)
+        self.deal = Deal(dp_rank, dp_size, batch_at or (lambda samples: global_batch_size))
+        self.rows = rows_of(
+            folder, self.manifest, seq_len, seed, packing=packing, document_mask=document_mask, weights=weights,
+            readers=READERS,
+        )  # fmt: skip
+        text = isinstance(self.rows, TextRows)
         self._closing = threading.Event()
         self._warmer = threading.Thread(target=self._warm, name="warm", daemon=True)
-        if on_fuse(folder) and os.environ.get("LOCAL_RANK", "0") == "0":
+        if text and on_fuse(folder) and os.environ.get("LOCAL_RANK", "0") == "0":
             self._warmer.start()
-        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="read-ahead")
-        self._ahead: dict[int, Future[torch.Tensor]] = {}
+        # one thread packs rows
+        self._readers = ThreadPoolExecutor(READERS if text else 1, thread_name_prefix="read-ahead")
+        self._most = AHEAD if text else 1
+        self._ahead: dict[int, Future[tuple[torch.Tensor, ...]]] = {}
 
-    def batch(self, samples_consumed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def batch(self, samples_consumed: int) -> tuple[torch.Tensor, ...]:
         """This rank's part of the global batch that follows `samples_consumed` samples.
 
-        Returns (input_ids, labels), int64, each [global_batch_size / dp_size, seq_len]; labels are the inputs shifted
-        by one. The batches after it are read in the background.
+        Returns (input_ids, labels) and perhaps more (`Rows`), int64, each [global_batch_size / dp_size, seq_len];
+        labels are the inputs shifted by one. The batches after it are read in the background.
         """
         wanted = [samples_consumed]
-        for _ in range(AHEAD):
-            wanted.append(self._deal.following(wanted[-1]))
+        for _ in range(self._most):
+            wanted.append(self.deal.following(wanted[-1]))
         for consumed in [c for c in self._ahead if c not in wanted]:
             self._ahead.pop(consumed).cancel()
         for consumed in wanted:
             if consumed not in self._ahead:
-                self._ahead[consumed] = self._readers.submit(self._read, self.sample_ids(consumed))
+                self._ahead[consumed] = self._readers.submit(self.rows.batch, self.deal.own(consumed))
         began = time.perf_counter()
-        windows = self._ahead.pop(samples_consumed).result()
+        batch = self._ahead.pop(samples_consumed).result()
         self.waited += time.perf_counter() - began
-        return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
-
-    def sample_ids(self, samples_consumed: int) -> list[tuple[int, int]]:
-        """(part, window in it) of the samples in this rank's part of that global batch."""
-        return [self._order.sample(i) for i in self._deal.own(samples_consumed)]
+        return batch
 
     def close(self) -> None:
         self._closing.set()
         self._readers.shutdown(cancel_futures=True)
         if self._warmer.is_alive():
             self._warmer.join()
-        for files in self._free:
-            files.close()
+        self.rows.close()
 
     def _warm(self) -> None:
         """Read everything once, in order, up to half of the free memory."""
         left = free_memory() // 2
-        for path in self._checks.paths:
+        for path in self.rows.files.paths if isinstance(self.rows, TextRows) else ():
             with path.open("rb", buffering=0) as file:
                 while left > 0 and not self._closing.is_set():
                     try:
@@ -147,21 +126,6 @@ class TokenLoader:
                     if not read:
                         break
                     left -= read
-
-    def _read(self, samples: list[tuple[int, int]]) -> torch.Tensor:
-        files = self._free.pop()  # as many as threads
-        try:
-            return self._windows(files, samples)
-        finally:
-            self._free.append(files)
-
-    def _windows(self, files: OpenFiles, samples: list[tuple[int, int]]) -> torch.Tensor:
-        windows = np.empty((len(samples), self.seq_len + 1), np.int64)
-        length = (self.seq_len + 1) * self._dtype.itemsize
-        for row, (part, sample) in enumerate(samples):
-            raw = self._checks.read(part, files, sample * self.seq_len * self._dtype.itemsize, length)
-            windows[row] = np.frombuffer(raw, self._dtype)
-        return torch.from_numpy(windows)
 
 
 def on_fuse(path: Path) -> bool:

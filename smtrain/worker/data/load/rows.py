@@ -1,7 +1,13 @@
-"""The samples of a prepared folder, or its pairs of samples, and their distribution over rows."""
+"""Rows of a batch: windows of text, or whole samples or pairs of samples packed into rows.
+
+A row is (input_ids, labels), and segments if its tokens must not all attend to each other: a run of equal segment
+numbers is one sample or document with its own attention and positions, whose last token predicts nothing.
+"""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,11 +17,109 @@ from numpy.typing import NDArray
 
 from smtrain.core.errors import DataError
 from smtrain.core.model.footprint import IGNORED
-from smtrain.worker.data.load.verify_on_read import StoredTokens, VerifiedFiles
-from smtrain.worker.data.manifest import DatasetManifest, shards_of
+from smtrain.worker.data.load.order import Order
+from smtrain.worker.data.load.verify_on_read import VerifiedFiles
+from smtrain.worker.data.manifest import DatasetManifest
 from smtrain.worker.data.pack.packing import Packing
 
-Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+class Rows(Protocol):
+    """An endless stream of rows, `epoch_rows` in its first epoch."""
+
+    @property
+    def epoch_rows(self) -> int: ...
+
+    def batch(self, numbers: Sequence[int | None]) -> tuple[torch.Tensor, ...]:
+        """Rows of the stream by number, int64, each [rows, seq_len]; None is a row without labels."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def rows_of(
+    folder: Path, manifest: DatasetManifest, seq_len: int, seed: int, *, held_out: bool = False, packing: bool = True,
+    document_mask: bool = False, weights: Sequence[float] | None = None, readers: int = 1,
+) -> Rows:  # fmt: skip
+    """The rows of a prepared folder, or of what it holds out, in the order of `seed`.
+
+    `packing` is for pairs, without which each has a row of its own; the rest is for text: see `TextRows` and `Order`.
+    Raises DataError if the files do not match the manifest, or if there is not one weight per part.
+    """
+    parts = [manifest.validation] if held_out and manifest.validation else manifest.parts
+    if manifest.objective == "pretrain":
+        if weights and len(weights) != len(parts):
+            raise DataError(
+                f"data.sources has {len(weights)} weights and {folder} {len(parts)} parts; give one for each."
+            )
+        order = Order(seed, [part["samples"] for part in parts], weights)
+        return TextRows(folder, manifest, parts, seq_len, order, document_mask=document_mask, readers=readers)
+    if manifest.objective == "dpo":
+        return PairRows(Samples(folder, manifest, parts[0], 2), seq_len, seed, packing=packing)
+    return SampleRows(Samples(folder, manifest, parts[0]), seq_len, seed)
+
+
+class TextRows:
+    """Windows of `seq_len` + 1 tokens of the parts, one every `seq_len`; the last of a part may be shorter.
+
+    With `document_mask` the documents of a window are segments, and the last token of each has the label -100; that
+    takes 16 bytes of memory per document. At most `readers` threads read at a time, each its own open files.
+    """
+
+    def __init__(
+        self, folder: Path, manifest: DatasetManifest, parts: Sequence[dict[str, Any]], seq_len: int, order: Order, *,
+        document_mask: bool, readers: int,
+    ) -> None:  # fmt: skip
+        self._dtype = np.dtype(manifest.dtype).newbyteorder("<")
+        self._seq_len, self._order, self._tokens = seq_len, order, [part["tokens"] for part in parts]
+        self.files = VerifiedFiles(folder, [(part, self._dtype.itemsize, False) for part in parts])
+        self._starts: list[NDArray[np.int64]] | None = None
+        if document_mask:
+            self._starts = [self.files.index(number).document_starts() for number in range(len(parts))]
+        # opened before anything is read: an open drops the pages that the kernel keeps of a FUSE file
+        self._free = self.files.open(readers)
+        self._ordering = threading.Lock()
+        self.epoch_rows = order.epoch_samples
+
+    def windows(self, numbers: Sequence[int | None]) -> list[tuple[int, int] | None]:
+        """The part of each row, and the number of its window in it."""
+        with self._ordering:
+            return [None if number is None else self._order.sample(number) for number in numbers]
+
+    def batch(self, numbers: Sequence[int | None]) -> tuple[torch.Tensor, ...]:
+        shape, size = (len(numbers), self._seq_len), self._dtype.itemsize
+        ids, labels = np.zeros(shape, np.int64), np.full(shape, IGNORED, np.int64)
+        segments = np.zeros(shape, np.int64)
+        windows = self.windows(numbers)
+        files = self._free.pop()
+        try:
+            for row, window in enumerate(windows):
+                if window is None:
+                    continue
+                part, start = window[0], window[1] * self._seq_len
+                length = min(self._seq_len + 1, self._tokens[part] - start)
+                raw = self.files.read(part, files, start * size, length * size)
+                tokens: Any = np.frombuffer(raw, self._dtype)
+                ids[row, : length - 1], labels[row, : length - 1] = tokens[:-1], tokens[1:]
+                if self._starts is not None:
+                    documents = _documents(self._starts[part], start, length)
+                    segments[row, : length - 1], segments[row, length - 1 :] = documents[:-1], documents[-1] + 1
+                    labels[row, : length - 1][documents[:-1] != documents[1:]] = IGNORED
+        finally:
+            self._free.append(files)
+        batch = torch.from_numpy(ids), torch.from_numpy(labels)
+        return batch if self._starts is None else (*batch, torch.from_numpy(segments))
+
+    def close(self) -> None:
+        for files in self._free:
+            files.close()
+
+
+def _documents(starts: NDArray[np.int64], first: int, length: int) -> NDArray[np.int64]:
+    """The document of each of `length` tokens from `first`, counted from 0, int64 [length]."""
+    low, high = np.searchsorted(starts, [first, first + length - 1], "right")
+    begins = np.zeros(length, np.int64)
+    begins[starts[low:high] - first] = 1
+    return np.cumsum(begins)
 
 
 class Samples:
@@ -28,18 +132,18 @@ class Samples:
     def __init__(self, folder: Path, manifest: DatasetManifest, row: dict[str, Any], sequences: int = 1) -> None:
         self._dtype = np.dtype(manifest.dtype).newbyteorder("<")
         self._padding = manifest.eos_id or 0
-        stored = [StoredTokens.of(shards_of(row), self._dtype.itemsize, mask=mask) for mask in (False, True)]
-        self.checks = VerifiedFiles(folder, stored)
+        self.checks = VerifiedFiles(folder, [(row, self._dtype.itemsize, False), (row, 1, True)])
         index = self.checks.index(0)
         self.lengths, self._starts = index.lengths, index.offsets // self._dtype.itemsize
         if len(self.lengths) != sequences * row["samples"] or (self.lengths < 2).any():
             raise DataError(f"{folder} has an index that is not its manifest's; prepare the data again.")
-        for part in stored:
-            part.check_sizes(folder)
         self._files = self.checks.open()[0]
 
-    def rows(self, samples: list[list[int]], seq_len: int) -> Batch:
-        """Rows of these samples, one after another, as `PackedLoader.batch` returns them."""
+    def rows(self, samples: list[list[int]], seq_len: int) -> tuple[torch.Tensor, ...]:
+        """Rows of these samples, one after another: (input_ids, labels, segments), int64, each [rows, seq_len].
+
+        Labels outside of answers are -100. The end of a row is padding, a segment of its own without labels.
+        """
         shape = (len(samples), seq_len)
         ids, labels = np.full(shape, self._padding, np.int64), np.full(shape, IGNORED, np.int64)
         segments = np.zeros(shape, np.int64)
@@ -70,56 +174,36 @@ class Samples:
         return np.frombuffer(raw, dtype)
 
 
-class Rows(Protocol):
-    """Whole samples, or pairs of them, and their distribution over rows."""
-
-    samples: Samples
-    packing: Packing
-
-    def rows(self, numbers: list[list[int]]) -> tuple[torch.Tensor, ...]:
-        """Rows of the samples or pairs of these numbers, as `PackedLoader.batch` returns them."""
-        ...
-
-    def close(self) -> None: ...
-
-
-def rows_of(
-    folder: Path, manifest: DatasetManifest, seq_len: int, seed: int, *, packing: bool = True, held_out: bool = False
-) -> Rows:
-    """The rows of a folder that `prepare_sft` wrote, or of what it holds out, in the order of `seed`.
-
-    Without `packing` a pair has a row of its own. Raises DataError if the files do not match the manifest.
-    """
-    row = manifest.validation if held_out else manifest.parts[0]
-    assert row is not None  # `HeldOut` refuses a folder without
-    if manifest.objective == "dpo":
-        return PairRows(Samples(folder, manifest, row, 2), seq_len, seed, packing=packing)
-    return SampleRows(Samples(folder, manifest, row), seq_len, seed)
-
-
 class SampleRows:
-    """Samples of instruction data."""
+    """Samples of instruction data. A sample of n tokens takes n - 1 positions: its last token is only predicted."""
 
     def __init__(self, samples: Samples, seq_len: int, seed: int) -> None:
         self.samples, self._seq_len = samples, seq_len
         self.packing = Packing(seed, samples.lengths - 1, seq_len)
 
-    def rows(self, numbers: list[list[int]]) -> Batch:
-        """Rows of these samples: (input_ids, labels, segments)."""
+    @property
+    def epoch_rows(self) -> int:
+        return self.packing.rows(0)
+
+    def batch(self, numbers: Sequence[int | None]) -> tuple[torch.Tensor, ...]:
+        return self.rows([[] if number is None else self.packing.row(number) for number in numbers])
+
+    def rows(self, numbers: list[list[int]]) -> tuple[torch.Tensor, ...]:
+        """Rows of the samples of these numbers: (input_ids, labels, segments)."""
         return self.samples.rows(numbers, self._seq_len)
 
     def close(self) -> None:
         self.samples.close()
 
 
-class PairRows:
+class PairRows(SampleRows):
     """Pairs of a chosen and a rejected sample, with the reference's log-probabilities of them.
 
     With `packing` a row takes whole pairs while there is room, else one pair.
     """
 
     def __init__(self, samples: Samples, seq_len: int, seed: int, *, packing: bool) -> None:
-        self.samples, self._seq_len = samples, seq_len
+        super().__init__(samples, seq_len, seed)
         positions = (samples.lengths - 1).reshape(-1, 2).sum(-1)
         if (positions > seq_len).any():
             raise DataError(f"a pair of the prepared data does not fit into a row of {seq_len}; prepare it again.")
@@ -130,12 +214,9 @@ class PairRows:
         """[pairs, 2]: the reference's log-probability of the chosen and of the rejected answer of each pair."""
 
     def rows(self, numbers: list[list[int]]) -> tuple[torch.Tensor, ...]:
-        """Rows of these pairs: (input_ids, labels, segments, references), as `Engine.step` takes them."""
+        """Rows of the pairs of these numbers for `Engine.step`: (input_ids, labels, segments, references)."""
         samples = [[sample for pair in row for sample in (2 * pair, 2 * pair + 1)] for row in numbers]
         references = np.full((len(numbers), self.most, 2), np.nan, np.float32)
         for row, within in enumerate(numbers):
             references[row, : len(within)] = self.references[within]
-        return *self.samples.rows(samples, self._seq_len), torch.from_numpy(references)
-
-    def close(self) -> None:
-        self.samples.close()
+        return *super().rows(samples), torch.from_numpy(references)

@@ -4,55 +4,40 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from smtrain.core.errors import DataError
 from smtrain.worker.data.checksums import SUFFIX, Blocks, read_sums
-from smtrain.worker.data.manifest import ShardRow
+from smtrain.worker.data.manifest import shards_of
 from smtrain.worker.data.pack.indexed import Index, joined_index, read_index
 
 _MOST_OPEN = 256
 """Files that several threads open each for itself; of more, all threads share one opening."""
 
 
-@dataclass(frozen=True)
-class StoredTokens:
-    """The pairs of files of one dataset, to be read end to end, and the number of bytes of each .bin."""
-
-    prefixes: tuple[str, ...]
-    bytes: tuple[int, ...]
-
-    @classmethod
-    def of(cls, shards: Sequence[ShardRow], itemsize: int, *, mask: bool = False) -> StoredTokens:
-        """The tokens of the manifest's shards, or their masks (a byte per token)."""
-        sizes = tuple(shard.tokens * (1 if mask else itemsize) for shard in shards)
-        return cls(tuple(shard.mask if mask else shard.prefix for shard in shards), sizes)
-
-    def check_sizes(self, folder: Path) -> None:
-        """Refuse files that cannot be read or have other sizes. Raises DataError."""
-        for prefix, size in zip(self.prefixes, self.bytes, strict=True):
-            check_size(folder / f"{prefix}.bin", size)
-
-
 class VerifiedFiles:
-    """The .bin files of `datasets` in a prepared folder, for the threads of one process.
+    """The .bin files of datasets in a prepared folder, for the threads of one process.
 
-    Raises DataError if checksums are missing or damaged.
+    A dataset is the tokens of a row of the manifest, and their bytes, or with True their masks. Raises DataError if
+    files or checksums are missing or damaged.
     """
 
-    def __init__(self, folder: Path, datasets: Sequence[StoredTokens]) -> None:
+    def __init__(self, folder: Path, datasets: Sequence[tuple[Mapping[str, Any], int, bool]]) -> None:
         self.paths: list[Path] = []
         self._first: list[int] = []  # number of each dataset's first file
         self._ends: list[list[int]] = []  # of each dataset's files, in bytes
-        for dataset in datasets:
+        for row, itemsize, mask in datasets:
+            shards = shards_of(row)
             self._first.append(len(self.paths))
-            self._ends.append(np.cumsum(dataset.bytes, dtype=np.int64).tolist())
-            self.paths += [folder / f"{prefix}.bin" for prefix in dataset.prefixes]
+            self._ends.append((np.cumsum([shard.tokens for shard in shards], dtype=np.int64) * itemsize).tolist())
+            for shard in shards:
+                self.paths.append(folder / f"{shard.mask if mask else shard.prefix}.bin")
+                check_size(self.paths[-1], shard.tokens * itemsize)
         self._sums = [read_sums(path.with_name(f"{path.stem}{SUFFIX}")) for path in self.paths]
         self._blocks = [
             Blocks(path, path.stat().st_size, sums.block, sums.tokens)

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smtrain.worker.data.clean import refiner
 from smtrain.worker.data.clean.cleaning import Cleaning
 from smtrain.worker.data.clean.pii import CARD, EMAIL, IP, PHONE, PersonalData, luhn
 from smtrain.worker.data.clean.refiner import refining
+from smtrain.worker.data.read.unread import EXAMPLES
 from tests.extras import need
 from tests.tiers import examples
 from tests.worker.data.quiet import prepare
@@ -101,4 +101,5 @@ def test_processes_give_what_one_gives(monkeypatch: pytest.MonkeyPatch) -> None:
         assert elsewhere(texts) == wanted
     with refining(Cleaning(), 2, 1 << 40) as nothing:
         assert nothing is None
-    assert wanted.noted[EMAIL] > 9 == len(wanted.examples[EMAIL]) - 1 == refiner.EXAMPLES - 1
+    found = wanted.findings
+    assert found.noted[EMAIL] > 9 == len(found.examples[EMAIL]) - 1 == EXAMPLES - 1
