@@ -14,7 +14,7 @@ import numpy as np
 from smtrain.core.errors import CheckpointError
 from smtrain.core.model.families import ModelShape
 from smtrain.worker.checkpoint.dtypes import FLOATS, Bits, DType
-from smtrain.worker.checkpoint.megatron.names import Fused
+from smtrain.worker.checkpoint.megatron.names import EXPERT, Fused, unreadable
 from smtrain.worker.checkpoint.sources import Read, WeightSource
 from smtrain.worker.checkpoint.storage import Bounds, Place
 from smtrain.worker.checkpoint.tensor_ranges import Slab, Tally
@@ -72,10 +72,7 @@ class PieceSource(WeightSource):
         for fused in tensors:
             pieces = blocks.get(fused.key)
             if not pieces:
-                raise CheckpointError(
-                    f"{location} lacks {fused.key}; check that config.json is this model's.",
-                    code="checkpoint.other_model",
-                )
+                raise _lacks(location, fused.key, blocks)
             stored = tuple(dict.fromkeys(upright[part].of for part in fused.parts))
             self._together |= dict.fromkeys(stored, stored)
             for part, mine in _parts(fused, pieces).items():
@@ -179,13 +176,27 @@ def _parts(fused: Fused, blocks: list[TensorBlock]) -> dict[str, list[TensorBloc
     return out
 
 
+def _lacks(location: Place, key: str, blocks: Mapping[str, list[TensorBlock]]) -> CheckpointError:
+    """The error for a tensor of which there is nothing; if its layer has other experts, a file was left behind."""
+    own = EXPERT.fullmatch(key)
+    if own is not None and any(name.startswith(f"{own[1]}.") for name in blocks):
+        return CheckpointError(
+            f"{location} lacks expert {own[2]} ({own[3]}) of {own[1]}, which has others; copy the files that were left "
+            "behind, or take an earlier checkpoint.",
+            code="checkpoint.damaged",
+        )
+    return CheckpointError(
+        f"{location} lacks {key}; check that config.json is this model's.", code="checkpoint.other_model"
+    )
+
+
 def _tiled(location: Place, key: str, blocks: list[TensorBlock], shape: tuple[int, ...]) -> list[TensorBlock]:
     """Sort the blocks and drop copies. Raises CheckpointError unless they form a grid that covers the shape."""
-    first = blocks[0].slab.dtype if blocks else None
-    if any(block.slab.dtype != first or block.slab.dtype not in FLOATS for block in blocks):
-        raise CheckpointError(
-            f"{location}: {key} is stored in several types, or in one that is no floating-point type."
-        )
+    types = sorted({str(block.slab.dtype) for block in blocks})
+    if len(types) > 1:
+        raise CheckpointError(f"{location}: {key} is stored in several types ({' and '.join(types)}); save it again.")
+    if blocks and blocks[0].slab.dtype not in FLOATS:
+        raise unreadable(location, key, types[0])
     columns: dict[Spans, dict[tuple[int, int], TensorBlock]] = {}
     for block in blocks:
         columns.setdefault(block.spans[1:], {})[block.spans[0]] = block

@@ -29,19 +29,16 @@ def main(cases: list[dict[str, Any]], tp: int, pp: int, ep: int = 1, etp: int | 
     from megatron.core import parallel_state
 
     dist.init_process_group("gloo")
+    vpp = cases[0].get("vpp", 1)
     parallel_state.initialize_model_parallel(
-        tp, pp, expert_model_parallel_size=ep, expert_tensor_parallel_size=etp or tp
+        tp, pp, vpp if vpp > 1 else None, expert_model_parallel_size=ep, expert_tensor_parallel_size=etp or tp
     )
     # What only a GPU has.
     torch.cuda.synchronize = lambda *a, **k: None
     torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]
     torch.Tensor.cuda = lambda self, *a, **k: self  # type: ignore[method-assign]
-    ones = torch.ones
-
-    def of_cpu(*sizes: Any, device: Any = None, **options: Any) -> Any:
-        return ones(*sizes, device=None if device == "cuda" else device, **options)
-
-    torch.ones = of_cpu
+    for name in ("ones", "zeros", "tensor"):
+        setattr(torch, name, _of_cpu(getattr(torch, name)))
     mrandom.CudaRNGStatesTracker.fork = lambda self, name=None: contextlib.nullcontext()
     _without_a_gpu(torch)
     t, p = (parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_pipeline_model_parallel_rank())
@@ -49,6 +46,13 @@ def main(cases: list[dict[str, Any]], tp: int, pp: int, ep: int = 1, etp: int | 
         one({**case, "ep": ep, "etp": etp or tp}, tp, pp, t, p)
         dist.barrier()
     dist.destroy_process_group()
+
+
+def _of_cpu(make: Any) -> Any:
+    def made(*sizes: Any, device: Any = None, **options: Any) -> Any:
+        return make(*sizes, device=None if device == "cuda" else device, **options)
+
+    return made
 
 
 def _without_a_gpu(torch: Any) -> None:
@@ -69,7 +73,7 @@ def _without_a_gpu(torch: Any) -> None:
 
     only = Stream()
     torch.cuda.Stream = lambda *a, **k: only
-    torch.cuda.current_stream = lambda *a, **k: only
+    torch.cuda.default_stream = torch.cuda.current_stream = lambda *a, **k: only
     torch.cuda.stream = lambda s: contextlib.nullcontext()
 
     def gate(inputs: Any, weight: Any, bias: Any, dtype: Any) -> Any:  # 0.16.1 calls a gemm of Transformer Engine
@@ -81,6 +85,12 @@ def _without_a_gpu(torch: Any) -> None:
         return x.numpy() if as_numpy and torch.is_tensor(x) else x
 
     utils.maybe_move_tensor_to_cpu = dispatcher.maybe_move_tensor_to_cpu = to_host
+    type_of = torch.Tensor.type
+
+    def of_gpu(self: Any, *a: Any) -> Any:
+        return type_of(self, *a) if a else type_of(self).replace("torch.", "torch.cuda.")
+
+    torch.Tensor.type = of_gpu  # type: ignore[method-assign,assignment]
     make = WrappedTorchNorm.__new__
 
     def norm(cls: Any, config: Any, *a: Any, **k: Any) -> Any:  # it refuses sequence parallelism, for gradients
@@ -109,10 +119,9 @@ _AS_THEY_ARE = (
 )  # fmt: skip
 
 
-def one(task: dict[str, Any], tp: int, pp: int, t: int, p: int) -> None:
+def _models(task: dict[str, Any], tp: int, pp: int, p: int) -> list[Any]:
+    """The model of a case, or a rank's virtual stages of it."""
     import torch
-    import torch.distributed as dist
-    from megatron.core import dist_checkpointing, parallel_state
     from megatron.core.fusions.fused_bias_geglu import quick_gelu
     from megatron.core.models.gpt.gpt_layer_specs import (
         get_gpt_decoder_block_spec,
@@ -152,42 +161,61 @@ def one(task: dict[str, Any], tp: int, pp: int, t: int, p: int) -> None:
     if experts:
         sized |= {**experts, "sequence_parallel": tp > 1, "bias_dropout_fusion": False, "apply_rope_fusion": False}
         sized |= {"persist_layer_norm": False, "moe_grouped_gemm": task.get("grouped", False)}
-    config = TransformerConfig(**sized)
+    if task.get("dtype") == "bfloat16":
+        sized |= {"bf16": True, "params_dtype": torch.bfloat16, "pipeline_dtype": torch.bfloat16}
+    last = task.get("vpp", 1) - 1
+    config = TransformerConfig(**sized, virtual_pipeline_model_parallel_size=last + 1 if last else None)
     for key in (key for key in said if key.startswith("yarn_")):
         setattr(config, key, said[key])
-    if experts:
-        spec = get_gpt_decoder_block_spec(config, task["spec"] == "te", config.normalization)
-    elif task["spec"] == "te":
-        spec = get_gpt_layer_with_transformer_engine_spec(qk_layernorm=qwen3)
-    else:
-        spec = get_gpt_layer_local_spec(normalization=config.normalization, qk_layernorm=qwen3)
-    model = GPTModel(
-        config, spec, vocab_size=task["padded"], max_sequence_length=64,
-        position_embedding_type=said["position_embedding_type"],
-        rotary_base=10000 if normal.rope is None else normal.rope.theta,
-        rotary_percent=1.0 if normal.rope is None else normal.rope.share,
-        share_embeddings_and_output_weights=shape.tied,
-        pre_process=p == 0, post_process=p == pp - 1, parallel_output=False,
-    )  # fmt: skip
+    models = []
+    for v in range(last + 1):
+        if experts:
+            stage = v if last else None
+            spec = get_gpt_decoder_block_spec(config, task["spec"] == "te", config.normalization, vp_stage=stage)
+        elif task["spec"] == "te":
+            spec = get_gpt_layer_with_transformer_engine_spec(qk_layernorm=qwen3)
+        else:
+            spec = get_gpt_layer_local_spec(normalization=config.normalization, qk_layernorm=qwen3)
+        models.append(GPTModel(
+            config, spec, vocab_size=task["padded"], max_sequence_length=64,
+            position_embedding_type=said["position_embedding_type"],
+            rotary_base=10000 if normal.rope is None else normal.rope.theta,
+            rotary_percent=1.0 if normal.rope is None else normal.rope.share,
+            share_embeddings_and_output_weights=shape.tied, vp_stage=v if last else None,
+            pre_process=p == 0 and v == 0, post_process=p == pp - 1 and v == last, parallel_output=False,
+        ))  # fmt: skip
+    return [model.to(config.params_dtype) for model in models]
+
+
+def one(task: dict[str, Any], tp: int, pp: int, t: int, p: int) -> None:
+    import torch
+    import torch.distributed as dist
+    from megatron.core import dist_checkpointing, parallel_state
+
+    models = _models(task, tp, pp, p)
+    keys = ["model"] if len(models) == 1 else [f"model{v}" for v in range(len(models))]
     folder = f"mp_rank_{t:02d}" + (f"_{p:03d}" if pp > 1 else "")
     if task["ep"] > 1:
         folder += f"_{parallel_state.get_expert_model_parallel_rank():03d}"
     if task["form"] == "torch":
         held = torch.load(Path(task["load"], folder, "model_optim_rng.pt"), weights_only=False)
-        said = model.load_state_dict(held["model"], strict=False)
+        said = models[0].load_state_dict(held["model"], strict=False)
         assert not said.unexpected_keys, said
         assert all(key.endswith("_extra_state") for key in said.missing_keys), said
     else:
-        held = dist_checkpointing.load({"model": model.sharded_state_dict()}, task["load"])
-        model.load_state_dict(held["model"])
-    assert held["args"].num_layers == shape.layers
+        wanted = {key: model.sharded_state_dict() for key, model in zip(keys, models, strict=True)}
+        held = dist_checkpointing.load(wanted, task["load"])
+        for key, model in zip(keys, models, strict=True):
+            model.load_state_dict(held[key])
+    assert held["args"].num_layers == models[0].config.num_layers
     if task.get("save"):
-        _save_doubled(model, Path(task["save"]), folder)
+        _save_doubled(task, models, keys, folder)
         return
+    (model,) = models
     ids = torch.tensor(task["ids"])
     n = ids.shape[1]
     mask = torch.triu(torch.ones(n, n, dtype=torch.bool), 1)[None, None]
-    before = torch.empty(n, len(ids), shape.hidden)
+    before = torch.empty(n, len(ids), model.config.hidden_size)
     with torch.no_grad():
         if p > 0:
             dist.recv(before, parallel_state.get_pipeline_model_parallel_prev_rank())
@@ -199,28 +227,69 @@ def one(task: dict[str, Any], tp: int, pp: int, t: int, p: int) -> None:
         torch.save(logits, task["logits"])
 
 
-def _save_doubled(model: Any, saved: Path, folder: str) -> None:
-    """Save twice the weights in both forms, as Megatron-LM does."""
+def _save_doubled(task: dict[str, Any], models: list[Any], keys: list[str], folder: str) -> None:
+    """Save twice the weights in both forms, as Megatron-LM does, with an optimizer's state if `optimizer` asks for it.
+
+    `metadata` is what Megatron-LM passes on, `router` the type of routers, `fully_parallel` spreads a rank's tensors.
+    """
     from argparse import Namespace
 
     import numpy
     import torch
-    from megatron.core import dist_checkpointing
+    from megatron.core import dist_checkpointing, parallel_state
+    from megatron.core.dist_checkpointing.serialization import get_default_save_sharded_strategy
+    from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
     from megatron.core.enums import ModelType
 
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(2)
-    args = Namespace(num_layers=2, model_type=ModelType.encoder_or_decoder)
+    metadata, saved = task.get("metadata"), Path(task["save"])
+    optimizer = _stepped(models, task["optimizer"]) if task.get("optimizer") else None
+    for model in models:
+        for name, parameter in model.named_parameters():
+            if name.endswith("router.weight") and task.get("router"):
+                parameter.data = parameter.data.to(getattr(torch, task["router"]))
+            parameter.data.mul_(2)
+    state: dict[str, Any] = {"iteration": 7, "checkpoint_version": 3.0}
+    if task.get("args", True):
+        state["args"] = Namespace(num_layers=2, model_type=ModelType.encoder_or_decoder)
+    sharded = {key: model.sharded_state_dict(metadata=metadata) for key, model in zip(keys, models, strict=True)}
+    legacy = {key: model.state_dict_for_save_checkpoint() for key, model in zip(keys, models, strict=True)}
+    if optimizer is not None:
+        one = sharded["model"] if len(keys) == 1 else sharded
+        sharded["optimizer"] = optimizer.sharded_state_dict(one, metadata=metadata or {})
+        legacy["optimizer"] = optimizer.state_dict()
+    strategy = None
+    if task.get("fully_parallel"):
+        group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+        strategy = FullyParallelSaveStrategyWrapper(get_default_save_sharded_strategy("torch_dist"), group, True)
     saved.mkdir(exist_ok=True)
-    dist_checkpointing.save({**model.sharded_state_dict(), "iteration": 7, "args": args}, str(saved))
-    state = {
-        "args": args, "checkpoint_version": 3.0, "iteration": 7, "model": model.state_dict_for_save_checkpoint(),
-        "rng_state": [{"np_rng_state": numpy.random.get_state(), "torch_rng_state": torch.get_rng_state()}],
-    }  # fmt: skip
+    dist_checkpointing.save({**sharded, **state}, str(saved), strategy, content_metadata=metadata)
+    state |= {"rng_state": [{"np_rng_state": numpy.random.get_state(), "torch_rng_state": torch.get_rng_state()}]}
     file = Path(f"{saved}-torch", "iter_0000007", folder, "model_optim_rng.pt")
-    file.parent.mkdir(parents=True)
-    torch.save(state, file)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if parallel_state.get_expert_data_parallel_rank() == 0:
+        torch.save({**state, **legacy}, file)
+
+
+def _stepped(models: list[Any], kind: str) -> Any:
+    """An optimizer after one step: `plain`, or `distributed`."""
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+
+    distributed = kind == "distributed"
+    about = DistributedDataParallelConfig(use_distributed_optimizer=distributed)
+    wrapped = [DistributedDataParallel(model.config, about, model) for model in models]
+    config = OptimizerConfig(
+        optimizer="adam", lr=1e-3, bf16=models[0].config.bf16, params_dtype=models[0].config.params_dtype,
+        use_distributed_optimizer=distributed, clip_grad=0.0,
+    )  # fmt: skip
+    optimizer = get_megatron_optimizer(config, wrapped)
+    before = [parameter.data.clone() for model in models for parameter in model.parameters()]
+    for parameter in (p for model in models for p in model.parameters()):
+        parameter.main_grad.normal_()
+    optimizer.step()
+    for parameter, held in zip((p for model in models for p in model.parameters()), before, strict=True):
+        parameter.data.copy_(held)
+    return optimizer
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -19,8 +21,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from smtrain.core.errors import CheckpointError
-from smtrain.core.model.families import FAMILIES, ModelShape
+from smtrain.core.model.families import ModelShape
 from smtrain.core.model.hf_config import remarks
+from smtrain.worker.checkpoint.conversion_plan import MANIFEST
 from smtrain.worker.checkpoint.convert import convert
 from smtrain.worker.checkpoint.huggingface.folder import read_config
 from smtrain.worker.checkpoint.open import open_weights
@@ -78,21 +81,21 @@ def stored(folder: Path) -> dict[str, Any]:
 
 
 @st.composite
-def moe_configs(draw: st.DrawFn, families: tuple[str, ...] = ("qwen3_moe", "mixtral")) -> dict[str, Any]:
+def moe_configs(draw: st.DrawFn, families: tuple[str, ...] = ("qwen3_moe", "mixtral", "gpt_oss")) -> dict[str, Any]:
     """A small config.json of a mixture of experts, of odd sizes."""
     family, kv = draw(st.sampled_from(families)), draw(st.sampled_from([1, 2, 4]))
     experts, layers = draw(st.integers(2, 16)), draw(st.integers(1, 4))
     config = {
         **LLAMA, "model_type": family, "num_attention_heads": kv * draw(st.sampled_from([1, 3])), "hidden_size": 12,
         "num_key_value_heads": kv, "num_hidden_layers": layers, "head_dim": draw(st.sampled_from([2, 4])),
-        "intermediate_size": 4 * draw(st.integers(1, 3)), "num_experts_per_tok": draw(st.integers(1, experts)),
+        "intermediate_size": draw(st.integers(1, 12)), "num_experts_per_tok": draw(st.integers(1, experts)),
         "vocab_size": draw(st.integers(1, 40)), "tie_word_embeddings": draw(st.booleans()),
     }  # fmt: skip
     if family != "qwen3_moe":
         return config | {"num_local_experts": experts, "router_aux_loss_coef": 0.5}
     named = draw(st.sampled_from([["num_experts"], ["num_local_experts"], ["num_experts", "num_local_experts"]]))
     config |= {"mlp_only_layers": sorted(draw(st.sets(st.integers(0, layers - 1), max_size=layers - 1)))}
-    config |= {"moe_intermediate_size": 4 * draw(st.integers(1, 3)), "norm_topk_prob": draw(st.booleans())}
+    config |= {"moe_intermediate_size": draw(st.integers(1, 12)), "norm_topk_prob": draw(st.booleans())}
     return config | dict.fromkeys(named, experts)
 
 
@@ -105,7 +108,8 @@ def test_a_mixture_comes_back_from_any_form_and_mesh(
     source = hf_folder(root / "hf", config, data.draw(st.sampled_from([torch.float32, torch.bfloat16])))
     weights = load_file(source / "model.safetensors")
     shape = ModelShape.from_config(config)
-    tp = data.draw(st.sampled_from([n for n in (1, 2, 4) if not config["num_key_value_heads"] % n]))
+    divided = [config["num_key_value_heads"], *(config[key] for key in config if key.endswith("intermediate_size"))]
+    tp = data.draw(st.sampled_from([n for n in (1, 2, 4) if not any(size % n for size in divided)]))
     pp = data.draw(st.sampled_from([n for n in (1, 2, 4) if not shape.layers % n]))
     written: Any = data.draw(st.sampled_from([("torch", "te"), ("torch", "local"), ("torch_dist", "te")]))
     convert(source, root / "mg", to=Megatron(form=written[0], spec=written[1], tp=tp, pp=pp, vocab_divisor=4))
@@ -116,11 +120,79 @@ def test_a_mixture_comes_back_from_any_form_and_mesh(
     assert same(weights_of(open_weights(root / "again")), weights)
     if shape.experts is not None:
         ep = data.draw(st.sampled_from([n for n in range(1, 9) if not shape.experts.count % n]))
-        etp = data.draw(st.sampled_from(sorted({1, tp})))
-        kind = data.draw(st.sampled_from(["sequential", "grouped", "te"]))
-        torch_ranks(root / "ranks", config, weights, (tp, pp, ep, etp), kind)
+        etp = data.draw(st.sampled_from(sorted({1, tp} if config["model_type"] != "gpt_oss" else {1})))
+        if written[0] == "torch_dist":
+            dist_ranks(root / "ranks", stored(root / "mg/iter_0000001"), ep, etp, data.draw(st.booleans()))
+        else:
+            kinds = ["sequential", "te", "grouped"]  # the last knows no biases
+            kind = data.draw(st.sampled_from(kinds[: 2 if config["model_type"] == "gpt_oss" else 3]))
+            torch_ranks(root / "ranks", config, weights, (tp, pp, ep, etp), kind)
         assert same(weights_of(open_weights(root / "ranks", config)), weights)
     shutil.rmtree(root)
+
+
+def dist_ranks(folder: Path, tensors: dict[str, Any], ep: int, etp: int, singleton: bool) -> None:
+    """Write tensors of a torch_dist folder by torch's own writer, as the ranks of expert and expert-tensor parallelism
+    share them; `singleton` as Megatron does with singleton_local_shards: a key for each layer, expert and half."""
+    from torch.distributed.checkpoint import planner
+    from torch.distributed.checkpoint.metadata import (
+        ChunkStorageMetadata,
+        Metadata,
+        MetadataIndex,
+        TensorProperties,
+        TensorStorageMetadata,
+    )
+
+    items: list[list[Any]] = [[] for _ in range(ep * etp)]
+    data: dict[Any, torch.Tensor] = {}
+    metadata: dict[str, Any] = {}
+
+    def put(rank: int, key: str, part: torch.Tensor, offsets: tuple[int, ...], size: tuple[int, ...]) -> None:
+        chunk = ChunkStorageMetadata(torch.Size(offsets), part.shape)
+        index, properties = MetadataIndex(key, chunk.offsets), TensorProperties.create_from_tensor(part)
+        about = planner.TensorWriteData(chunk, properties, torch.Size(size))
+        items[rank].append(planner.WriteItem(index, planner.WriteItemType.SHARD, tensor_data=about))
+        metadata.setdefault(key, TensorStorageMetadata(properties, torch.Size(size), [])).chunks.append(chunk)
+        data[key, chunk.offsets] = part.clone()
+
+    for key, whole in tensors.items():
+        if whole is None:
+            continue
+        own = ".experts.experts." in key
+        depth = own + ("layers." in key and not re.search(r"layers\.\d", key))
+        gated = re.search(r"\.linear_fc1\.(weight|bias)$", key) is not None
+        for index in product(*map(range, whole.shape[:depth])):
+            part, name, numbers = whole[index], key, list(index)
+            if singleton and depth > own:
+                name = name.replace("layers.", f"layers.{numbers.pop(0)}.")
+            if singleton and own:
+                name = name.replace("experts.experts.", f"experts.experts.{numbers.pop(0)}.")
+            lead = () if singleton else tuple(whole.shape[:depth])
+            first, cuts, dim = (index[-1] * ep // whole.shape[depth - 1] * etp if own else 0), etp if own else 1, 0
+            dim = 1 if own and key.endswith("linear_fc2.weight") else 0
+            cuts = cuts if gated or dim else 1
+            for half, piece in enumerate(part.chunk(2) if gated else (part,)):
+                size, ended = (piece.shape, name + "_" + "wv"[half]) if singleton and gated else (part.shape, name)
+                for e, cut in enumerate(piece.chunk(cuts, dim)):
+                    rows = e * cut.shape[dim] + (half * len(piece) if size == part.shape and gated else 0)
+                    offsets = tuple(rows if i == dim else 0 for i in range(part.dim()))
+                    ones = [1] * len(lead)
+                    put(first + e, ended, cut.reshape(*ones, *cut.shape), (*numbers, *offsets), (*lead, *size))
+
+    class Planner:
+        def resolve_data(self, item: Any) -> torch.Tensor:
+            return data[item.index.fqn, item.index.offset]
+
+    import torch.distributed.checkpoint as dcp
+
+    (folder / "iter_0000007").mkdir(parents=True)
+    writer = dcp.FileSystemWriter(folder / "iter_0000007")
+    writer.set_up_storage_writer(True)
+    plans = writer.prepare_global_plan([planner.SavePlan(rank) for rank in items])
+    results = [writer.write_data(plan, Planner()).wait() for plan in plans]  # type: ignore[arg-type]
+    writer.finish(Metadata(metadata), results)
+    (folder / "iter_0000007/metadata.json").write_text('{"sharded_backend": "torch_dist"}')
+    (folder / "latest_checkpointed_iteration.txt").write_text("7")
 
 
 def torch_ranks(
@@ -135,8 +207,7 @@ def torch_ranks(
     save_file(weights, folder.with_name("hf") / "model.safetensors")
     convert(folder.with_name("hf"), plain, to=Megatron(form="torch", tp=tp, pp=pp, vocab_divisor=4))
     assert shape.experts is not None
-    path, each = FAMILIES[shape.family].experts.path, shape.experts.count // ep  # type: ignore[union-attr]
-    names, per = FAMILIES[shape.family].experts.parts, shape.layers // pp  # type: ignore[union-attr]
+    each, per = shape.experts.count // ep, shape.layers // pp
     pairs = {(rank % tp, rank // etp % ep) for rank in range(lcm(tp, ep * etp))}
     for (t, e), p in product(sorted(pairs), range(pp)):
         suffix = (f"_{p:03d}" if pp > 1 else "") + (f"_{e:03d}" if ep > 1 else "")
@@ -146,28 +217,45 @@ def torch_ranks(
         for layer in range(per):
             if shape.by_layer[p * per + layer].experts is None:
                 continue
-            first, second = [], []
-            for j in range(e * each, (e + 1) * each):
-                at = f"model.layers.{p * per + layer}.{path}.{j}."
-                gate, up, down = (weights[f"{at}{name}.weight"] for name in names)
-                part = t % etp
-                first.append(torch.cat([gate.chunk(etp)[part], up.chunk(etp)[part]]))
-                second.append(down.chunk(etp, 1)[part])
-            model |= named_experts(f"decoder.layers.{layer}.mlp.experts.", first, second, kind)
+            own = [of_expert(weights, shape, p * per + layer, j) for j in range(e * each, (e + 1) * each)]
+            part = t % etp
+            for leaf in own[0]:
+                linears = [expert[leaf] for expert in own]
+                first = [torch.cat([gate.chunk(etp)[part], up.chunk(etp)[part]]) for gate, up, _ in linears]
+                second = [down.chunk(etp if leaf == "weight" else 1, -1)[part] for _, _, down in linears]
+                model |= named_experts(f"decoder.layers.{layer}.mlp.experts.", first, second, kind, leaf)
         file = folder / "iter_0000007" / f"mp_rank_{t:02d}{suffix}" / "model_optim_rng.pt"
         file.parent.mkdir(parents=True, exist_ok=True)
         torch.save({**held, "model": model}, file)
 
 
-def named_experts(path: str, first: list[torch.Tensor], second: list[torch.Tensor], kind: str) -> dict[str, Any]:
+def of_expert(
+    weights: dict[str, torch.Tensor], shape: ModelShape, layer: int, j: int
+) -> dict[str, tuple[torch.Tensor, ...]]:
+    """Gate, up and down of an expert with the outputs first: `weight`, and `bias` if it has one."""
+    names = shape.rules.experts
+    assert names is not None
+    at = f"model.layers.{layer}.{names.path}"
+    if not names.stacked:
+        return {"weight": tuple(weights[f"{at}.{j}.{part}.weight"] for part in names.parts)}
+    both, down = (weights[f"{at}.{name}_proj"][j].T for name in ("gate_up", "down"))
+    biases, last = (weights[f"{at}.{name}_proj_bias"][j] for name in ("gate_up", "down"))
+    return {"weight": (both[::2], both[1::2], down), "bias": (biases[::2], biases[1::2], last)}
+
+
+def named_experts(
+    path: str, first: list[torch.Tensor], second: list[torch.Tensor], kind: str, leaf: str
+) -> dict[str, Any]:
     """The experts of a rank and layer by Megatron's names: of SequentialMLP, GroupedMLP or TEGroupedMLP."""
     if kind == "grouped":
         hidden = len(second[0])
         stack = [torch.stack([one.T for one in both]).contiguous() for both in (first, second)]
         return {f"{path}weight1": stack[0].view(hidden, -1), f"{path}weight2": stack[1].view(-1, hidden)}
-    name = "local_experts.{}.linear_fc{}.weight" if kind == "sequential" else "linear_fc{1}.weight{0}"
+    name = "local_experts.{0}.linear_fc{1}.{2}" if kind == "sequential" else "linear_fc{1}.{2}{0}"
     return {
-        path + name.format(j, n): one.clone() for n, both in ((1, first), (2, second)) for j, one in enumerate(both)
+        path + name.format(j, n, leaf): one.clone()
+        for n, both in ((1, first), (2, second))
+        for j, one in enumerate(both)
     }
 
 
@@ -369,6 +457,43 @@ def test_faults_of_experts_are_named(tmp_path: Path) -> None:
     name = "model.layers.1.mlp.experts.3.down_proj.weight"
     save_file({**weights, name: weights[name] + 1}, hf / "model.safetensors", {"format": "pt"})
     assert [one.name for one in diff(tmp_path / "mg", hf)] == [name]
+
+
+class Float8Tensor:
+    """Pickles as a tensor that Transformer Engine keeps in fp8."""
+
+    def __reduce__(self) -> Any:
+        return Float8Tensor, ()
+
+
+def test_experts_left_behind_or_quantized_and_parts_of_other_families_are_named(tmp_path: Path) -> None:
+    hf = hf_folder(tmp_path / "hf", QWEN)
+    torch_ranks(tmp_path / "ranks", QWEN, load_file(hf / "model.safetensors"), (1, 1, 2, 1), "sequential")
+    file = tmp_path / "ranks/iter_0000007/mp_rank_00_001/model_optim_rng.pt"
+    held, expert = (
+        torch.load(file, weights_only=False),
+        "decoder.layers.0.mlp.experts.local_experts.1.linear_fc1.weight",
+    )
+    for key, value, said in (
+        (expert, None, r"lacks expert 3 \(linear_fc1.weight\) of decoder.layers.0.mlp.experts, which has others"),
+        (expert, Float8Tensor(), r"1.linear_fc1.weight is stored as fp8 of Transformer Engine"),
+        (expert, held["model"][expert].to(torch.float8_e4m3fn), r"3.linear_fc1.weight is stored as float8_e4m3fn"),
+        ("decoder.layers.0.mlp.shared_experts.linear_fc1.weight", torch.ones(1), "of shared experts, and smtrain"),
+        ("decoder.layers.0.mlp.router.expert_bias", torch.ones(4), "choice of experts moves"),
+    ):
+        model = {k: v for k, v in {**held["model"], key: value}.items() if v is not None}
+        torch.save({**held, "model": model}, file)
+        with pytest.raises(CheckpointError, match=said):
+            open_weights(tmp_path / "ranks", QWEN)
+    convert(hf, tmp_path / "mg", to=Megatron())
+    (tmp_path / "mg" / MANIFEST).unlink()
+    metadata = tmp_path / "mg/iter_0000001/.metadata"
+    about = pickle.loads(metadata.read_bytes())
+    experts = about.state_dict_metadata["decoder.layers.mlp.experts.experts.linear_fc2.weight"]
+    experts.chunks = [chunk for chunk in experts.chunks if tuple(chunk.offsets[:2]) != (1, 2)]
+    metadata.write_bytes(pickle.dumps(about))
+    with pytest.raises(CheckpointError, match=r"lacks expert 2 \(linear_fc2.weight\) of decoder.layers.1.mlp.experts,"):
+        open_weights(tmp_path / "mg")
 
 
 def sparse(folder: Path, config: dict[str, Any]) -> Path:

@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -194,3 +195,63 @@ def test_experts_give_the_logits_of_transformers_and_come_back(
         doubled = {key: value * 2 for key, value in weights(config).items()}
         for saved in (f"{name}-saved", f"{name}-saved-torch"):
             assert same(weights_of(open_weights(tmp_path / saved, config)), doubled), saved
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "": {},
+    "grouped": {"grouped": True},
+    "singleton": {"metadata": {"singleton_local_shards": True}},
+    "grouped-singleton": {"grouped": True, "metadata": {"singleton_local_shards": True}},
+    "bf16": {"dtype": "bfloat16", "fully_parallel": True},
+    "bf16-fp32-router": {"dtype": "bfloat16", "router": "float32", "args": False},
+    "layer-keys": {"metadata": {"non_homogeneous_layers": True}},
+    "optimizer": {"optimizer": "plain"},
+    "distributed": {"optimizer": "distributed", "metadata": {"distrib_optim_sharding_type": "fully_reshardable"}},
+    "bf16-distributed": {"optimizer": "distributed", "dtype": "bfloat16"}
+    | {"metadata": {"distrib_optim_sharding_type": "dp_reshardable"}},
+}
+"""How Megatron-core's models with experts may be computed and saved."""
+
+
+@pytest.mark.parametrize(
+    ("mesh", "vpp", "spec"),
+    [
+        ((1, 1, 1, 1), 1, "local"),
+        ((1, 1, 2, 1), 1, "te"),
+        ((2, 1, 1, 1), 1, "te"),
+        ((2, 1, 2, 1), 1, "local"),
+        ((2, 1, 2, 2), 1, "te"),
+        ((1, 2, 2, 1), 2, "te"),
+        ((1, 1, 4, 1), 1, "local"),
+    ],
+    ids=str,
+)
+def test_every_way_to_save_experts_is_read_bit_for_bit(
+    tmp_path: Path, mesh: tuple[int, int, int, int], vpp: int, spec: str
+) -> None:
+    (tp, pp, ep, etp), cases, wanted = mesh, [], {}
+    for (name, config), (way, options) in product(EXPERTS.items(), WAYS.items()):
+        if config["num_hidden_layers"] % (pp * vpp):
+            config = {**config, "num_hidden_layers": pp * vpp}
+        if (options.get("grouped") and spec == "local") or (config["model_type"] == "gpt_oss" and etp > 1):
+            continue  # Megatron-core has grouped experts by Transformer Engine only, and cuts none with biases
+        if config.get("num_experts", 4) % ep:
+            continue
+        dtype = getattr(torch, options.get("dtype", "float32"))
+        held = {key: one.to(dtype) for key, one in weights(config).items()}
+        folder, at, saved = (tmp_path / f"{name}-{dtype}{end}" for end in ("", "-mg", f"-{way}"))
+        if not folder.exists():
+            hf_folder(folder, config, dtype)
+            save_file(held, folder / "model.safetensors", {"format": "pt"})
+            convert(folder, at, to=Megatron(vocab_divisor=8))
+        cases.append({
+            "config": config, "form": "torch_dist", "spec": spec, "load": str(at / "iter_0000001"), "padded": 104,
+            "save": str(saved), "vpp": vpp, **options,
+        })  # fmt: skip
+        wide = torch.float32 if "router" in options else dtype
+        router = (".gate.weight", ".router.weight")
+        wanted[saved] = config, {k: 2 * (w.to(wide) if k.endswith(router) else w) for k, w in held.items()}
+    mcore(cases, tp, pp, tmp_path / "cases.json", ep, etp)
+    for saved, (config, doubled) in wanted.items():
+        for folder in (saved, saved.with_name(f"{saved.name}-torch")):
+            assert same(weights_of(open_weights(folder, config)), doubled), folder.name

@@ -22,10 +22,13 @@ from smtrain.worker.checkpoint.megatron.legacy_experts import by_stage, experts_
 from smtrain.worker.checkpoint.storage import Place, read_text
 from smtrain.worker.checkpoint.tensor_ranges import Slab
 from smtrain.worker.checkpoint.torch_files import zip as torchzip
+from smtrain.worker.checkpoint.torch_files.unpickle import Opaque
 
 TRACKER = "latest_checkpointed_iteration.txt"
 FOLDER = re.compile(r"iter_\d+|release")
 _RANK = re.compile(r"mp_rank_(\d{2,})(?:_(\d{3}))?(?:_(\d{3}))?/(?:model_optim_rng|model_rng)\.pt")
+_QUANTIZED = re.compile(r"float8|fp8|nvfp4", re.IGNORECASE)
+"""Matches the classes of Transformer Engine's quantized tensors."""
 _CHUNK = re.compile(r"model(\d*)")
 
 Shards = Mapping[tuple[int, int, int], Mapping[str, Slab]]
@@ -122,6 +125,8 @@ def _chunks(location: Place, file: str, crcs: dict[str, int]) -> list[dict[str, 
         for key, value in _flat(location, file, models[v]):
             if names.ignored(key):
                 continue
+            if isinstance(value, Opaque) and _QUANTIZED.search(value.name):
+                raise names.unreadable(f"{location}/{file}", key, "fp8 of Transformer Engine")
             if not isinstance(value, Slab):
                 raise CheckpointError(
                     f"{location}/{file}: {key[:200]} is not a tensor; copy this file again.", code="checkpoint.damaged"

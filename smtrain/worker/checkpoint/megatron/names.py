@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
 
-from smtrain.core.errors import ConfigError
+from smtrain.core.errors import CheckpointError, ConfigError
 from smtrain.core.model.families import FAMILIES, ModelShape, Role, Spec
 from smtrain.core.model.layout import Shard
 from smtrain.core.text import with_article
@@ -54,6 +54,12 @@ _LEAVES = {
     "mlp.c_fc": "mlp.linear_fc1",
     "mlp.c_proj": "mlp.linear_fc2",
 }
+_OF_OTHERS = {
+    ".shared_experts.": "of shared experts",
+    ".router.expert_bias": "a bias by which only the choice of experts moves (DeepSeek-V3)",
+    "_latent_proj.": "of experts in a latent space",
+}
+"""Parts of names in mixtures of experts of families that have no form here -> the thing."""
 _SINKS = "self_attention.core_attention.softmax_offset"
 _TE = {"input_layernorm.": "self_attention.linear_qkv.layer_norm_", "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_"}
 
@@ -277,7 +283,17 @@ def unknown(key: str, shape: ModelShape) -> str:
             f"of a mixture of experts, and config.json is of {model} model, which has none; take this model's "
             "config.json"
         )
+    if named := next((what for part, what in _OF_OTHERS.items() if part in key), None):
+        return f"{named}, and smtrain converts no family that has this"
     return f"no parameter of {model} model as config.json describes it; take this model's config.json"
+
+
+def unreadable(location: object, key: str, kind: str) -> CheckpointError:
+    """The error for a weight that is stored as `kind`, which is not a type of weights."""
+    return CheckpointError(
+        f"{location}: {key[:200]} is stored as {kind}, and weights are read in bf16, fp32 or fp16; save the checkpoint "
+        "again in one of these (of fp8 weights: without --fp8-param-gather)."
+    )
 
 
 def ignored(key: str) -> bool:
