@@ -20,7 +20,7 @@ class InThisProcess:
 
     def run(
         self, function: Callable[..., Any], shared: tuple[Any, ...], items: Iterator[tuple[Any, tuple[Any, ...]]],
-        waiting: Callable[[], None], *, large: bool = False,
+        waiting: Callable[[], None], *, large: bool = False, threads: bool = False,
     ) -> Iterator[tuple[Any, TaskOutcome]]:  # fmt: skip
         while ahead := list(islice(items, self._draw.choice([1, 4, 16]))):
             self._draw.shuffle(ahead)

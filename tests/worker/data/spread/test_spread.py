@@ -27,7 +27,7 @@ from smtrain.worker.data.prepare.sft import prepare_sft
 from smtrain.worker.data.prepare.spread import driver, share_files
 from smtrain.worker.data.prepare.spread.driver import CrashedError, Spread
 from smtrain.worker.data.prepare.spread.places import SharedPlace
-from smtrain.worker.data.prepare.spread.work import TaskOutcome
+from smtrain.worker.data.prepare.spread.work import THREADS, TaskOutcome
 from smtrain.worker.data.read import blocks
 from tests.worker.data.corpora import conversations, corpus, digest
 from tests.worker.data.spread.executors import InThisProcess
@@ -57,9 +57,10 @@ def names(folder: Path) -> list[str]:
 @pytest.mark.parametrize("share", [256, 1 << 20])
 @pytest.mark.pairwise
 def test_one_digest_for_every_cut_and_order(
-    share: int, shard: int, cleaning: Cleaning, tmp_path: Path, tokenizer_folder: Path
+    share: int, shard: int, cleaning: Cleaning, tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draw = random.Random(share + shard)
+    monkeypatch.setenv(THREADS, draw.choice("123"))
     sources = corpus(tmp_path / "text", draw)
     options = dataclasses.replace(OPTIONS, cleaning=cleaning, shard_bytes=shard)
     other = corpus(tmp_path / "other", draw)[0]

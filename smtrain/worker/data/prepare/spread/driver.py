@@ -66,12 +66,12 @@ class TaskExecutor(Protocol):
 
     It yields (label, outcome) as tasks end, in any order. `outcome.crashed` says that the process of a task died each
     time it was tried. At most a few items for each core are taken ahead. A task that is `large` needs disk or memory: a
-    machine runs at most two. `waiting` is called about once a second.
+    machine runs at most two. One with `threads` can use several cores. `waiting` is called about once a second.
     """
 
     def run(
         self, function: Callable[..., Any], shared: tuple[Any, ...], items: Iterator[tuple[Any, tuple[Any, ...]]],
-        waiting: Callable[[], None], *, large: bool = False,
+        waiting: Callable[[], None], *, large: bool = False, threads: bool = False,
     ) -> Iterator[tuple[Any, TaskOutcome]]: ...  # fmt: skip
 
 
@@ -169,8 +169,8 @@ class Driver:
                             continue
                         yield share, (share, {number: self.files[number] for number, _ in share.spans})
 
-        context = (self.context,)
-        for share, outcome in self._run(do_share, context, left()):
+        context = self.context
+        for share, outcome in self._run(do_share, (context,), left(), threads=context.threaded):
             if outcome.crashed:
                 self._lost[share.number] = share
                 self._say(f"prepare: {self._named(share)} is set aside: {outcome.error}")
@@ -222,9 +222,10 @@ class Driver:
 
     def _run(
         self, function: Callable[..., Any], shared: tuple[Any, ...], items: Iterable[tuple[Any, tuple[Any, ...]]],
-        *, large: bool = False,
+        *, large: bool = False, threads: bool = False,
     ) -> Iterator[tuple[Any, TaskOutcome]]:  # fmt: skip
-        yield from self.spread.executor.run(function, shared, iter(items), self._check_stop, large=large)
+        run = self.spread.executor.run
+        yield from run(function, shared, iter(items), self._check_stop, large=large, threads=threads)
 
     def _check_stop(self) -> None:
         if self.spread.stop.is_set():

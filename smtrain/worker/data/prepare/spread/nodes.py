@@ -37,6 +37,7 @@ from smtrain.worker.data.prepare.spread.on_ray import (
     require_ray,
 )
 from smtrain.worker.data.prepare.spread.places import SharedPlace
+from smtrain.worker.data.prepare.spread.work import THREADS
 
 T = TypeVar("T")
 MEETING = "cluster.json"
@@ -50,6 +51,23 @@ _OF_BEFORE = 60.0  # seconds for which an end that is there at once may be that 
 _AGAIN = 5
 _STARTED = "SMTRAIN_CLUSTER_STARTED"  # how often in a row the cluster died without finishing a task
 _FOLDER = "smray"
+_START = """
+import sys
+for name in ("ray.serve.scripts", "ray.util.state.state_cli", "ray.dashboard.modules.job.cli", "grpc"):
+    sys.modules[name] = None
+from ray.scripts.scripts import main, start
+if "--head" in sys.argv and any("--no-monitor" in option.opts for option in start.params):
+    sys.argv.append("--no-monitor")
+main()
+"""
+"""Starts Ray without what it leaves out if a package is missing: other subcommands, half of what it imports, and the
+server for remote clients; and without its autoscaler."""
+_LEAN = {
+    "RAY_prestart_worker_first_driver": "0", "RAY_enable_metrics_collection": "0",
+    "RAY_task_events_report_interval_ms": "0",
+}  # fmt: skip
+"""Settings of a cluster that runs a few long tasks, whose state is not looked at."""
+_THREADS = 4  # most of a task: a process costs 1.5 CPU seconds and 200 MB, and threads share Python's lock
 _LOCK = "lock"
 _LONGEST = 40  # characters of a folder, for sockets in it whose paths may have 107
 
@@ -59,16 +77,17 @@ class RayNode:
 
     def __init__(self, arguments: list[str], token: str, cores: int) -> None:
         remove_left_folders()
+        threads = task_threads(cores)
         self._folder = tempfile.mkdtemp(prefix=_FOLDER, dir=_short_folder())
         self._lock: int | None = _locked(self._folder)
         self._process = subprocess.Popen(
             [
-                sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--block",
-                "--disable-usage-stats", f"--num-cpus={cores}", f"--object-store-memory={_STORE_BYTES}",
+                sys.executable, "-c", _START, "start", "--block", "--disable-usage-stats",
+                f"--num-cpus={cores // threads}", f"--object-store-memory={_STORE_BYTES}",
                 f"--temp-dir={self._folder}", "--include-log-monitor=false", *arguments,
             ],
-            env={**os.environ, **cluster_environment(token), **TASK_ENVIRONMENT}, stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+            env={**os.environ, **cluster_environment(token), **TASK_ENVIRONMENT, THREADS: str(threads)},
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
             preexec_fn=_ends_with_parent,
         )  # fmt: skip
 
@@ -91,6 +110,11 @@ class RayNode:
         self._lock = None
 
 
+def task_threads(cores: int) -> int:
+    """The cores of one task, which Ray counts as one CPU."""
+    return max(n for n in range(1, _THREADS + 1) if cores % n == 0)
+
+
 @cache
 def cluster_token() -> str:
     """The secret of this process's clusters: one for all, because Ray reads it once."""
@@ -99,7 +123,7 @@ def cluster_token() -> str:
 
 def cluster_environment(token: str) -> dict[str, str]:
     """The environment of every process of a cluster that is ours."""
-    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token, "RAY_USAGE_STATS_ENABLED": "0"}
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token, "RAY_USAGE_STATS_ENABLED": "0", **_LEAN}
 
 
 def _short_folder() -> str | None:
@@ -181,7 +205,7 @@ def head(
         _wait_for(node, address, port)
         watcher.start()
         place.write(MEETING, json.dumps({"address": f"{address}:{port}", "token": token}).encode())
-        executor = RayExecutor(f"{address}:{port}", alive=lambda: node.runs)
+        executor = RayExecutor(f"{address}:{port}", alive=lambda: node.runs, unit=task_threads(cores))
         try:
             stack.enter_context(executor)
         except SmtrainError as error:

@@ -11,20 +11,22 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from smtrain.core.errors import SmtrainError, first_line
 from smtrain.core.extras import missing, present
-from smtrain.worker.data.prepare.spread.work import TaskOutcome, outcome
+from smtrain.worker.data.prepare.spread.work import TaskOutcome, outcomes
 
 RETRIES = 2
 """Further tries of a task whose process or machine died; a share that crashes each time is set aside."""
 _LOST = 20  # tries of a task whose machine was lost
 _AHEAD = 2
+_LARGE = 2  # large tasks of a machine at a time, in one process
 _LOOK_S = 1.0
 _ANSWERS_WITHIN = 45.0  # Ray ends a driver whose cluster has not answered for 60 s, without a word of ours
-TASK_ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}  # a task has one core
+TASK_ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}  # a task has its cores
 _PACKAGE = Path(__file__).resolve().parents[4]
 
 
@@ -51,15 +53,17 @@ class RayExecutor:
 
     With `ships_code` the package smtrain travels to the cluster, which then needs only its requirements. `alive` tells
     sooner than Ray that a cluster of our own is gone. `lost` gets a sentence, in a thread, if any other cluster is
-    gone; it has to end the process, whose main thread Ray blocks then. Use it as a context manager: it connects and
+    gone; it has to end the process, whose main thread Ray blocks then. `unit` are the cores that Ray counts as one CPU,
+    and that a task with threads uses. Use it as a context manager: it connects and
     disconnects, and leaves the cluster as it was. `finished` counts the tasks whose outcome was taken. Raises
     SmtrainError if the cluster cannot be reached.
     """
 
     def __init__(
         self, address: str, *, ships_code: bool = False, alive: Callable[[], bool] = lambda: True,
-        lost: Callable[[str], object] | None = None,
+        lost: Callable[[str], object] | None = None, unit: int = 1,
     ) -> None:  # fmt: skip
+        self._unit = unit
         self._address, self._ships_code, self._alive, self._lost = address, ships_code, alive, lost
         self._left = threading.Event()
         self.finished = 0
@@ -103,48 +107,52 @@ class RayExecutor:
 
     def run(
         self, function: Callable[..., Any], shared: tuple[Any, ...], items: Iterator[tuple[Any, tuple[Any, ...]]],
-        waiting: Callable[[], None], *, large: bool = False,
+        waiting: Callable[[], None], *, large: bool = False, threads: bool = False,
     ) -> Iterator[tuple[Any, TaskOutcome]]:  # fmt: skip
         """See `TaskExecutor`. Raises LostClusterError if the cluster is gone."""
         ray = ray_package()
-        remote = ray.remote(outcome)
+        remote = ray.remote(outcomes)
         known = [ray.put(value) for value in shared]
-        running: dict[Any, tuple[Any, tuple[Any, ...]]] = {}
+        running: dict[Any, list[tuple[Any, tuple[Any, ...]]]] = {}
         lost: Counter[Any] = Counter()
 
-        def submit(label: Any, arguments: tuple[Any, ...]) -> None:
-            take = max(1, each // 2) if large else 1
-            task = remote.options(num_cpus=take, max_retries=RETRIES, scheduling_strategy="SPREAD")
-            running[task.remote(function, *known, *arguments)] = label, arguments
+        def submit(some: list[tuple[Any, tuple[Any, ...]]]) -> None:
+            task = remote.options(num_cpus=each if large else share, max_retries=RETRIES)
+            running[task.remote(function, [arguments for _, arguments in some], *known)] = some
 
-        cores, each, looked, more = 0, 1, 0.0, True
+        share = 1 if threads else round(1 / self._unit, 4)
+        cpus, each, looked, more = 0, 1, 0.0, True
         try:
             while True:
                 if not self._alive():
                     raise self._gone("its process ended")
                 if time.monotonic() - looked >= _LOOK_S:
-                    cores, each = _cores(ray)
+                    cpus, each = _cpus(ray)
                     looked = time.monotonic()
                     waiting()
-                while more and len(running) < max(2, _AHEAD * cores):
-                    item = next(items, None)
-                    if item is None:
+                while more and len(running) < max(2, _AHEAD * cpus / share):
+                    some = list(islice(items, _LARGE if large else 1))
+                    if not some:
                         more = False
                         break
-                    submit(*item)
+                    submit(some)
                 if not running:
                     return
                 ready, _ = ray.wait(list(running), num_returns=1, timeout=_LOOK_S)
                 for reference in ready:
-                    label, arguments = running.pop(reference)
+                    some = running.pop(reference)
                     try:
-                        yield label, _result(ray, reference)
-                        self.finished += 1
+                        results = _results(ray, reference, len(some))
                     except ray.exceptions.NodeDiedError:  # says nothing about the task
+                        label = some[0][0]
                         lost[label] += 1
                         if lost[label] > _LOST:
                             raise
-                        submit(label, arguments)
+                        submit(some)
+                        continue
+                    for (label, _), result in zip(some, results, strict=True):
+                        yield label, result
+                        self.finished += 1
         except ray.exceptions.RayTaskError:
             raise
         except ray.exceptions.RayError as error:
@@ -164,16 +172,16 @@ def answers(address: str) -> bool:
     return True
 
 
-def _cores(ray: Any) -> tuple[int, int]:
-    """Cores of the cluster, and the fewest of a machine."""
+def _cpus(ray: Any) -> tuple[int, int]:
+    """CPUs of the cluster, and the fewest of a machine."""
     alive = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
-    alive = [cores for cores in alive if cores]
+    alive = [cpus for cpus in alive if cpus]
     return sum(alive), min(alive, default=1)
 
 
-def _result(ray: Any, reference: Any) -> TaskOutcome:
+def _results(ray: Any, reference: Any, count: int) -> list[TaskOutcome]:
     try:
-        result: TaskOutcome = ray.get(reference)
+        results: list[TaskOutcome] = ray.get(reference)
     except (ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError) as error:
-        return TaskOutcome(error=first_line(error), crashed=True)
-    return result
+        return [TaskOutcome(error=first_line(error), crashed=True)] * count
+    return results

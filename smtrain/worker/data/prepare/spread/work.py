@@ -16,6 +16,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,7 +32,7 @@ from smtrain.worker.data.clean.holdout import HELD, TEST, TEST_PART, TRAIN
 from smtrain.worker.data.clean.overlap import OverlapFinder
 from smtrain.worker.data.clean.refiner import Refiner
 from smtrain.worker.data.prepare.dataset_writer import TallyPart
-from smtrain.worker.data.prepare.pieces import Piece, TokenizeSettings, span_blocks, tasks, tokenize
+from smtrain.worker.data.prepare.pieces import Piece, TokenizeSettings, pieces, span_blocks, tasks, tokenize
 from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 from smtrain.worker.data.prepare.shards import Share
 from smtrain.worker.data.prepare.spread.places import place
@@ -45,6 +46,8 @@ from smtrain.worker.data.tokenize.pairs import record_maker
 from smtrain.worker.data.tokenize.samples import RecordMaker
 from smtrain.worker.data.tokenize.tokenizer import TokenizerFacts
 
+THREADS = "SMTRAIN_TASK_THREADS"
+"""The variable with the cores of a task that can use several."""
 Pass = Literal["hashes", "bands"]
 
 
@@ -69,6 +72,11 @@ class WorkContext:
     held: frozenset[int]
     hub: tuple[tuple[str, str | None], ...] = ()
     tests: OverlapFinder | None = None
+
+    @property
+    def threaded(self) -> bool:
+        """Whether `do_share` can use several cores; filters and conversations are Python, which runs one thread."""
+        return not self.sft and not self.options.cleaning.refines
 
 
 @dataclass(frozen=True)
@@ -185,6 +193,12 @@ def outcome(function: Any, *arguments: Any) -> TaskOutcome:
         return TaskOutcome(error=str(error))
 
 
+def outcomes(function: Any, several: list[tuple[Any, ...]], *shared: Any) -> list[TaskOutcome]:
+    """Call a task with each of several arguments at the same time."""
+    with ThreadPoolExecutor(len(several)) as pool:
+        return list(pool.map(lambda arguments: outcome(function, *shared, *arguments), several))
+
+
 def host_name() -> str:
     """The name of this host in its job, or of this machine."""
     container = Container.from_files()
@@ -212,7 +226,14 @@ def _pieces(
         for number, stretch in share.spans:
             yield from map(machine.maker.piece, record_blocks(files[number], machine.maker.columns, stretch))
         return
-    for task in tasks(span_blocks(share.spans, files, context.options)):
+    todo = span_blocks(share.spans, files, context.options)
+    threads = int(os.environ.get(THREADS, "1"))
+    if context.threaded and threads > 1:
+        settings = replace(machine.settings, options=replace(context.options, workers=threads))
+        with ThreadPoolExecutor(threads, thread_name_prefix="tokenize") as pool:
+            yield from pieces(todo, settings, machine.encoder, pool)
+        return
+    for task in tasks(todo):
         yield from tokenize(task, machine.settings, machine.encoder)
 
 
