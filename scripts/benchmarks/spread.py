@@ -73,7 +73,7 @@ class MadeUp:
 
     def run(
         self, function: Callable[..., Any], shared: tuple[Any, ...], items: Iterator[tuple[Any, tuple[Any, ...]]],
-        waiting: Callable[[], None], *, large: bool = False,
+        waiting: Callable[[], None], *, large: bool = False, threads: bool = False,
     ) -> Iterator[tuple[Any, TaskOutcome]]:  # fmt: skip
         """See `TaskExecutor`."""
         for label, arguments in items:

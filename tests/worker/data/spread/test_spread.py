@@ -8,7 +8,8 @@ import gzip
 import itertools
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -315,3 +316,36 @@ def test_the_memory_of_a_pass_over_all_documents_is_bounded() -> None:
     keys = 10**9
     assert -(-keys * driver._BYTES_A_KEY // (512 << 20)) == 120
     assert np.dtype("<u8").itemsize * 8 == driver._BYTES_A_KEY
+
+
+class LateAnswers:
+    """A file system whose first uploads succeed, while the client hears that they do not exist any more."""
+
+    def __init__(self, inner: Any, late: int) -> None:
+        self._inner, self._late = inner, late
+
+    @contextmanager
+    def open_output_stream(self, path: str) -> Iterator[Any]:
+        with self._inner.open_output_stream(path) as out:
+            yield out
+        self._late -= 1
+        if self._late >= 0:
+            raise OSError("AWS Error NO_SUCH_UPLOAD during CompleteMultipartUpload operation")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+@pytest.mark.parametrize("late", [2, 3])
+def test_an_upload_whose_answer_is_late_is_sent_again(late: int, tmp_path: Path) -> None:
+    place = SharedPlace(f"file://{tmp_path}")
+    place._fs = LateAnswers(place._fs, late)
+    with place.scratch() as folder:
+        (folder / "one").write_bytes(b"words")
+        if late == 3:
+            with pytest.raises(DataError, match="NO_SUCH_UPLOAD"):
+                place.put(folder / "one", "tokens.bin")
+            return
+        place.put(folder / "one", "tokens.bin")
+        assert place.read("tokens.bin") == b"words"
+        assert not (folder / "one").exists()

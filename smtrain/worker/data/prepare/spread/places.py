@@ -22,6 +22,7 @@ from smtrain.core.files import write_atomically
 
 _COPY = 8 << 20
 _STREAMS = 16
+_UPLOADS = 3
 _SCRATCH = ".scratch-"
 
 
@@ -56,9 +57,16 @@ class SharedPlace:
         if self.local:
             path.replace(self.local / name)
             return
-        with self._errors(), path.open("rb") as read, self._fs.open_output_stream(f"{self._base}/{name}") as out:
-            while data := read.read(_COPY):
-                out.write(data)
+        with self._errors():
+            for left in reversed(range(_UPLOADS)):
+                try:
+                    with path.open("rb") as read, self._fs.open_output_stream(f"{self._base}/{name}") as out:
+                        while data := read.read(_COPY):
+                            out.write(data)
+                    break
+                except OSError as error:  # the client asked again to complete an upload, and the first answer was late
+                    if "NO_SUCH_UPLOAD" not in str(error) or not left:
+                        raise
         path.unlink()
 
     def write(self, name: str, content: bytes) -> None:
