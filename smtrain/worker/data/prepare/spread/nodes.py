@@ -64,9 +64,9 @@ main()
 server for remote clients; and without its autoscaler."""
 _LEAN = {
     "RAY_prestart_worker_first_driver": "0", "RAY_enable_metrics_collection": "0",
-    "RAY_task_events_report_interval_ms": "0",
+    "RAY_task_events_report_interval_ms": "0", "RAY_worker_niceness": "0",
 }  # fmt: skip
-"""Settings of a cluster that runs a few long tasks, whose state is not looked at."""
+"""Settings of a cluster that runs a few long tasks, whose state is not looked at, on hosts that do nothing else."""
 _THREADS = 4  # most of a task: a process costs 1.5 CPU seconds and 200 MB, and threads share Python's lock
 _LOCK = "lock"
 _LONGEST = 40  # characters of a folder, for sockets in it whose paths may have 107
