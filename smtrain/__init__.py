@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from smtrain.tools.chat.generate import generate
     from smtrain.tools.check import check
     from smtrain.tools.compare.compare import Comparison, compare
+    from smtrain.tools.convert import convert
     from smtrain.tools.publish.push import push
     from smtrain.tools.publish.register import register
     from smtrain.tools.report.report import report
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from smtrain.tools.serve.deploy import deploy, undeploy
     from smtrain.tools.tune.trials import Tuning
     from smtrain.tools.tune.tune import tune
-    from smtrain.worker.checkpoint.convert import ReadOptions, convert
+    from smtrain.worker.checkpoint.convert import ReadOptions
     from smtrain.worker.checkpoint.targets import HuggingFace, Megatron, Native, NemoMegatron, Nxd, Peft
 
 
@@ -44,7 +45,7 @@ _HOME = {
     "Chat": "smtrain.tools.chat.conversation",
     "chat": "smtrain.tools.chat.chat",
     "generate": "smtrain.tools.chat.generate",
-    "convert": "smtrain.worker.checkpoint.convert",
+    "convert": "smtrain.tools.convert",
     "ReadOptions": "smtrain.worker.checkpoint.convert",
     "HuggingFace": "smtrain.worker.checkpoint.targets",
     "Nxd": "smtrain.worker.checkpoint.targets",

@@ -34,9 +34,11 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 @app.command()
 def convert(
     source: Annotated[
-        str, typer.Argument(metavar="SRC", help="Folder, s3:// URI or demo://; its kind is read from it.")
+        str, typer.Argument(metavar="SRC", help="Folder, s3:// or oss:// URI, or demo://; its kind is read from it.")
     ],
-    output: Annotated[str, typer.Argument(metavar="DST", help="Folder or s3:// URI; appears when it is complete.")],
+    output: Annotated[
+        str, typer.Argument(metavar="DST", help="Folder, s3:// or oss:// URI; appears when it is complete.")
+    ],
     to: Annotated[
         str, typer.Option(help="Kind to write: nxd, hf, native, megatron, nemo-megatron; of LoRA checkpoints, peft.")
     ],

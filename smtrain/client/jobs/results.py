@@ -236,10 +236,13 @@ def _refuse_others(different: Sequence[_Item]) -> None:
 
 def _is_same(item: _Item) -> bool:
     """True if the file has the object's content: S3's ETag is the MD5 of an object that was sent in one piece."""
-    if item.path.stat().st_size != item.size or len(item.etag) != 32:
-        return False
+    return item.path.stat().st_size == item.size and item.etag == md5_of(item.path)
+
+
+def md5_of(path: Path) -> str:
+    """The MD5 of a file, which S3 and OSS give as the ETag of an object that was sent in one piece."""
     digest = hashlib.md5(usedforsecurity=False)
-    with item.path.open("rb") as content:
+    with path.open("rb") as content:
         while block := content.read(1 << 20):
             digest.update(block)
-    return digest.hexdigest() == item.etag
+    return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""Convert any weights to any layout: `smtrain.convert` and the convert stage."""
+"""Convert any weights to any layout."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from smtrain.core.errors import CheckpointError, ConfigError
 from smtrain.core.model.families import ModelShape, refuse_elsewhere
 from smtrain.core.model.hf_folder import OTHER_TOKENIZERS, folder_of, tokenizer_in
 from smtrain.core.model.layout import KvOrder
-from smtrain.core.public import public, public_class
+from smtrain.core.public import public_class
 from smtrain.core.text import Say
 from smtrain.worker.checkpoint.conversion_plan import MANIFEST
 from smtrain.worker.checkpoint.dtypes import BY_PRECISION
@@ -51,7 +51,6 @@ class ReadOptions:
             raise ConfigError([unknown("kv_order", self.kv_order, get_args(KvOrder))], code="config.wrong_value")
 
 
-@public
 def convert(
     source: Path | str,
     output: Path | str,
@@ -63,39 +62,7 @@ def convert(
     overwrite: bool = False,
     say: Say = text.say,
 ) -> Changed | None:
-    """Write the weights of `source` into `output`, which appears whole or stays as it was.
-
-    The source's kind and topology are read from it. From native to native the optimizer's state goes along, and
-    training resumes from the result. Run again after an interruption, it resumes; run again after it has ended, it
-    leaves what it made.
-
-    Args:
-        source: A folder or s3:// URI: Hugging Face, NxD shards, a native checkpoint or one of Megatron's.
-        output: The folder or s3:// URI to write.
-        to: The kind to write, with its options: `HuggingFace`, `Nxd`, `Native`, `Megatron`, `NemoMegatron`
-            (neuronx-nemo-megatron); for a run's checkpoints with a LoRA adapter, `Peft`.
-        config: The model's folder, or its config.json, if the source has none, as NxD's and Megatron's own saves. Its
-            tokenizer, licence and other files go along. For `Peft` too.
-        read: How to read a source whose files do not tell.
-        merge_adapter: A LoRA adapter (peft's folder, or the checkpoints of a run that trains one) to add to the
-            source's weights on the way, with constant memory.
-        overwrite: Replace other files of the output.
-        say: Called with a line for each reason why files next to the weights were left out.
-
-    Returns:
-        With `merge_adapter`, how many tensors it changed and by how much at most; else None.
-
-    Raises:
-        CheckpointError: The source cannot be read, the adapter is no plain LoRA or one of another model, the two
-            overlap or, unless `overwrite`, other files of the output would be replaced.
-        ConfigError: A path is empty, or the model cannot be cut for (tp, pp).
-
-    Examples:
-        >>> run = smtrain.run("llama.yaml", say=lambda line: None)
-        >>> folder = run.download("model")
-        >>> smtrain.convert(folder, "shards", to=smtrain.Nxd(tp=2))
-        >>> smtrain.convert("shards", "again", to=smtrain.HuggingFace())
-    """
+    """Convert between folders and s3:// URIs; `smtrain.convert` (tools/convert.py) describes arguments and errors."""
     paths = {"source": source, "output": output, "config": config, "merge_adapter": merge_adapter}
     faults = [
         f"{key}: is an empty name; name a folder or an s3:// URI"

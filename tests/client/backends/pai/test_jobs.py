@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
 import smtrain
-from smtrain import ConfigError, JobError
+from smtrain import CheckpointError, ConfigError, JobError
+from smtrain.client.backends.job_registry import PAI
 from smtrain.client.backends.pai import place as place_module
 from smtrain.client.backends.pai.logs import PodLogs, pods_of
 from smtrain.client.backends.pai.place import PaiPlace
@@ -84,6 +86,24 @@ def test_a_report_has_the_losses_and_a_config_that_runs_it_again(
     assert Chain(again, job.target).base_name("train") == job.name
     with pytest.raises(JobError, match="no run of this name on target pai-dlc; `smtrain list --target pai-dlc` lists"):
         gather("nothing", "pai-dlc")
+
+
+@pytest.mark.full  # the gate writes and reads OSS in jobs
+def test_weights_are_converted_from_and_to_oss(
+    cloud: StandIn, section: dict[str, Any], trained_inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    PAI.remember(Pai(**section), "a-train-1234abcd")  # as a launch does
+    folder = trained_inputs["model"]
+    smtrain.convert(folder, "oss://bucket/shards", to=smtrain.Nxd(tp=2), say=quiet)
+    smtrain.convert(folder, "oss://bucket/shards", to=smtrain.Nxd(tp=2), say=quiet)  # it is there
+    smtrain.convert("oss://bucket/shards/", tmp_path / "back", to=smtrain.HuggingFace(), say=quiet)
+    ours, theirs = (load_file(one / "model.safetensors") for one in (tmp_path / "back", folder))
+    assert {name: tensor.tolist() for name, tensor in ours.items()} == {n: t.tolist() for n, t in theirs.items()}
+    with pytest.raises(CheckpointError, match=r"oss://bucket/shards has other files, such as .*; name another prefix"):
+        smtrain.convert(folder, "oss://bucket/shards", to=smtrain.Nxd(tp=4), say=quiet)
+    smtrain.convert(folder, "oss://bucket/shards", to=smtrain.Nxd(tp=1), overwrite=True, say=quiet)
+    left = [item["Key"] for item in PaiPlace(Pai(**section)).listing("oss://bucket/shards/")]
+    assert [key for key in left if "tp_rank_01" in key] == []
 
 
 def test_the_cause_of_a_failure_is_the_first_pods(cloud: StandIn, raw: dict[str, Any]) -> None:

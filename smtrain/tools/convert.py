@@ -1,0 +1,131 @@
+"""`smtrain.convert`: any weights to any layout, in folders, S3 or OSS."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from smtrain.client.backends.choose import named, pai_dlc
+from smtrain.client.jobs.results import download, md5_of
+from smtrain.core import text
+from smtrain.core.config.pai import OSS
+from smtrain.core.errors import CheckpointError
+from smtrain.core.files import home
+from smtrain.core.protocol.uris import split_uri
+from smtrain.core.public import public
+from smtrain.core.text import Say
+from smtrain.tools.chat.far_place import kept_in
+from smtrain.worker.checkpoint import convert as worker
+from smtrain.worker.checkpoint.convert import ReadOptions
+from smtrain.worker.checkpoint.targets import Target
+
+if TYPE_CHECKING:
+    from smtrain.worker.checkpoint.merge import Changed
+
+_MANIFEST = "manifest.json"
+_AS_IT_IS = ReadOptions()
+
+
+@public
+def convert(
+    source: Path | str,
+    output: Path | str,
+    *,
+    to: Target,
+    config: Path | str | None = None,
+    read: ReadOptions = _AS_IT_IS,
+    merge_adapter: Path | str | None = None,
+    overwrite: bool = False,
+    say: Say = text.say,
+) -> Changed | None:
+    """Write the weights of `source` into `output`, which appears whole or stays as it was.
+
+    The source's kind and topology are read from it. From native to native the optimizer's state goes along, and
+    training resumes from the result. Run again after an interruption, it resumes; run again after it has ended, it
+    leaves what it made.
+
+    Args:
+        source: A folder, s3:// or oss:// URI: Hugging Face, NxD shards, a native checkpoint or one of Megatron's.
+        output: The folder, s3:// or oss:// URI to write.
+        to: The kind to write, with its options: `HuggingFace`, `Nxd`, `Native`, `Megatron`, `NemoMegatron`
+            (neuronx-nemo-megatron); for a run's checkpoints with a LoRA adapter, `Peft`.
+        config: The model's folder, or its config.json, if the source has none, as NxD's and Megatron's own saves. Its
+            tokenizer, licence and other files go along. For `Peft` too.
+        read: How to read a source whose files do not tell.
+        merge_adapter: A LoRA adapter (peft's folder, or the checkpoints of a run that trains one) to add to the
+            source's weights on the way, with constant memory.
+        overwrite: Replace other files of the output.
+        say: Called with a line for each reason why files next to the weights were left out.
+
+    Returns:
+        With `merge_adapter`, how many tensors it changed and by how much at most; else None.
+
+    Raises:
+        CheckpointError: The source cannot be read, the adapter is no plain LoRA or one of another model, the two
+            overlap or, unless `overwrite`, other files of the output would be replaced.
+        JobError: OSS refuses, or does not answer.
+        ConfigError: A path is empty, or the model cannot be cut for (tp, pp).
+
+    Examples:
+        >>> run = smtrain.run("llama.yaml", say=lambda line: None)
+        >>> folder = run.download("model")
+        >>> smtrain.convert(folder, "shards", to=smtrain.Nxd(tp=2))
+        >>> smtrain.convert("shards", "again", to=smtrain.HuggingFace())
+    """
+    given = {"source": source, "config": config, "merge_adapter": merge_adapter}
+    here = {key: _copied(str(path), say) if _is_far(path) else path for key, path in given.items()}
+    made = _made_in(str(output)) if _is_far(output) else output
+    changed = worker.convert(
+        here["source"] or "", made, to=to, config=here["config"], read=read, merge_adapter=here["merge_adapter"],
+        overwrite=overwrite, say=say,
+    )  # fmt: skip
+    if _is_far(output):
+        try:
+            _sent(Path(made), str(output), overwrite, say)
+        except CheckpointError:  # refused; after an interruption it stays, and the same call resumes
+            shutil.rmtree(made)
+            raise
+        shutil.rmtree(made)
+    return changed
+
+
+def _is_far(path: Path | str | None) -> bool:
+    return path is not None and str(path).startswith(OSS)
+
+
+def _made_in(uri: str) -> Path:
+    """The folder that is written before it is sent to a URI; an interrupted conversion resumes in it."""
+    return home() / "conversions" / hashlib.sha256(uri.rstrip("/").encode()).hexdigest()[:16]
+
+
+def _copied(uri: str, say: Say) -> Path:
+    """A copy of what is below an oss:// URI; files that are here already are not fetched again."""
+    store, prefix = named("pai-dlc"), f"{uri.rstrip('/')}/"
+    folder = kept_in(store, prefix)
+    say(f"fetching {prefix} into {folder}")
+    download(store, [(prefix, folder)], overwrite=True)
+    return folder
+
+
+def _sent(folder: Path, uri: str, overwrite: bool, say: Say) -> None:
+    """Write the files of a folder below an oss:// URI, the manifest last."""
+    cloud, prefix = pai_dlc(named("pai-dlc")).cloud, f"{uri.rstrip('/')}/"
+    bucket, key = split_uri(prefix)
+    files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    there = {item["Key"][len(key) :]: item for item in cloud.listing(prefix)}
+    other = [name for name, item in there.items() if name not in files or not _is_same(files[name], item)]
+    if other and not overwrite:
+        raise CheckpointError(f"{uri} has other files, such as {other[0]}; name another prefix, or use --overwrite")
+    for name in other:
+        cloud.remove(f"{OSS}{bucket}/{key}{name}")
+    last = [name for name in files if name.rpartition("/")[2] == _MANIFEST]
+    for some in ([name for name in files if name not in last], last):
+        cloud.put(prefix, [(name, files[name]) for name in some], say)
+
+
+def _is_same(path: Path, item: dict[str, Any]) -> bool:
+    """Whether an object has a file's content, as far as OSS says: one that was sent in parts has no MD5."""
+    etag = str(item.get("ETag", "")).strip('"')
+    return bool(item["Size"] == path.stat().st_size) and (len(etag) != 32 or etag == md5_of(path))
