@@ -63,7 +63,7 @@ def report(
     from smtrain.worker.data import report as reports
     from smtrain.worker.data.manifest import refuse_others
     from smtrain.worker.data.read.unread import unread_sentence
-    from smtrain.worker.data.report_page import page
+    from smtrain.worker.data.report import page
 
     if not overwrite:
         refuse_others(Path(out))

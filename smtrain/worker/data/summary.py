@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from smtrain.core.errors import DataError
+from smtrain.worker.data.load.order import Packing
 from smtrain.worker.data.manifest import NAME, DatasetManifest, shards_of
 from smtrain.worker.data.pack.exchange import prefixes
 from smtrain.worker.data.pack.indexed import IndexedDataset, JoinedPairs
-from smtrain.worker.data.pack.packing import Packing
 from smtrain.worker.data.tokenize.tokenizer import load_tokenizer
 
 _TOP = 12

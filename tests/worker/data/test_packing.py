@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smtrain.worker.data.pack.packing import Packing, first_fit
+from smtrain.worker.data.load.order import Packing, first_fit
 from tests.tiers import examples
 
 SIZES = st.lists(st.integers(1, 16), min_size=1, max_size=200).map(np.array)

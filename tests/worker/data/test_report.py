@@ -11,8 +11,7 @@ import pytest
 from smtrain.core.errors import DataError
 from smtrain.worker.data.clean.cleaning import EvaluationTexts
 from smtrain.worker.data.clean.overlap import OverlapFinder, read_tests
-from smtrain.worker.data.report import report
-from smtrain.worker.data.report_page import page
+from smtrain.worker.data.report import page, report
 from tests.phone import assert_fits_a_phone
 from tests.typed import typed as smtrain
 

@@ -14,10 +14,10 @@ import torch
 from smtrain.core.errors import DataError
 from smtrain.worker.data.clean.holdout import HoldOut
 from smtrain.worker.data.load.loader import TokenLoader
+from smtrain.worker.data.load.order import Packing
 from smtrain.worker.data.manifest import DatasetManifest
 from smtrain.worker.data.pack.exchange import export_blocks
 from smtrain.worker.data.pack.indexed import IndexedDataset
-from smtrain.worker.data.pack.packing import Packing
 from smtrain.worker.data.prepare import resumable
 from smtrain.worker.data.prepare import sft as sft_module
 from smtrain.worker.data.prepare.part_uploads import PartUploads

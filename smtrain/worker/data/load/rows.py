@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from smtrain.core.errors import DataError
 from smtrain.core.model.footprint import IGNORED
-from smtrain.worker.data.load.order import Order
+from smtrain.worker.data.load.order import Order, Packing
 from smtrain.worker.data.load.verify_on_read import VerifiedFiles
 from smtrain.worker.data.manifest import DatasetManifest
-from smtrain.worker.data.pack.packing import Packing
 
 
 class Rows(Protocol):

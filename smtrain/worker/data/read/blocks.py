@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import io
 import lzma
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -104,26 +105,32 @@ def encoding_of(file: SourceFile) -> str:
 
 def _in_utf8(file: SourceFile, stream: Any) -> Any:
     """A stream of the same text in UTF-8."""
-    if not file.encoding:
-        if file.compression:
-            head = stream.read(4)
-            stream = _Prefixed(head, stream)
-        else:
-            head = stream.read(4)
-            stream.seek(0)
-    encoding = file.encoding or _marked(head)
+    encoding = file.encoding
+    if not encoding and file.compression:
+        stream = buffered(stream)
+        encoding = _marked(stream.peek(4)[:4])
+    elif not encoding:
+        encoding = _marked(stream.read(4))
+        stream.seek(0)
     return _Transcoded(file, stream, encoding) if encoding else stream
 
 
-class _Prefixed:
-    """A stream whose first bytes were read already."""
+def buffered(stream: Any) -> io.BufferedReader:
+    """A stream with all methods of Python's own readers."""
+    return io.BufferedReader(_Readable(stream), 1 << 20)
 
-    def __init__(self, head: bytes, stream: Any) -> None:
-        self._head, self._stream = head, stream
 
-    def read(self, count: int) -> bytes:
-        head, self._head = self._head[:count], self._head[count:]
-        return head + self._stream.read(count - len(head)) if head else bytes(self._stream.read(count))
+class _Readable(io.RawIOBase):
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._stream.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
 
 
 class _Transcoded:

@@ -14,8 +14,7 @@ import pyarrow.parquet as pq
 from smtrain.core.errors import DataError
 from smtrain.worker.data.read.blocks import BLOCK_BYTES, Block, Stretch, unpacked
 from smtrain.worker.data.read.cut import cut_file
-from smtrain.worker.data.read.forms import delimited
-from smtrain.worker.data.read.forms.arrays import objects
+from smtrain.worker.data.read.forms.rows import csv_rows, objects
 from smtrain.worker.data.read.reading import BadLine, parse_line, split_lines
 from smtrain.worker.data.read.sources import SourceFile, unreadable
 from smtrain.worker.data.read.tables import arrow_batches
@@ -90,7 +89,7 @@ def _rows_of_csv(file: SourceFile, columns: RecordColumns) -> Iterator[Block]:
     try:
         with file.open() as raw:
             done, first, records, size = 0, True, Records(), 0
-            for line, row in delimited.records(file, unpacked(file, raw), columns.fault):
+            for line, row in csv_rows(file, unpacked(file, raw), columns.fault):
                 if isinstance(row, BadLine):
                     records.bad.append(row)
                     continue

@@ -16,8 +16,7 @@ from smtrain.worker.data.clean.cleaning import Cleaning, NearDuplicates
 from smtrain.worker.data.clean.quality import FILTERS, judge
 from smtrain.worker.data.prepare.spread.driver import Spread
 from smtrain.worker.data.read import blocks
-from smtrain.worker.data.report import report
-from smtrain.worker.data.report_page import page
+from smtrain.worker.data.report import page, report
 from tests.extras import need
 from tests.worker.data.corpora import digest
 from tests.worker.data.quiet import prepare

@@ -7,18 +7,18 @@ from typing import Any
 
 from smtrain.worker.data.read import blocks
 from smtrain.worker.data.read.blocks import Block
-from smtrain.worker.data.read.forms import arrays, delimited, tarred, warc, wiki
+from smtrain.worker.data.read.forms import archives, rows, wiki
 from smtrain.worker.data.read.reading import BadLine, Documents, add_text, strings
 from smtrain.worker.data.read.sources import SourceFile
 from smtrain.worker.data.read.unread import UnreadText
 
 _READERS = {
-    "json": arrays.documents,
-    "csv": delimited.documents,
+    "json": rows.array_documents,
+    "csv": rows.csv_documents,
     "mediawiki": wiki.dump_documents,
     "wikiextractor": wiki.extracted_documents,
-    "warc": warc.documents,
-    "tar": tarred.documents,
+    "warc": archives.warc_documents,
+    "tar": archives.tar_documents,
 }
 
 

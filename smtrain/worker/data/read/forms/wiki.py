@@ -52,7 +52,7 @@ def dump_documents(file: SourceFile, stream: Any, _text_column: str) -> Iterator
     dropped = {"file", "image", "category"}
     number = 0
     try:
-        events = ElementTree.iterparse(_Stream(stream), events=("start", "end"))  # noqa: S314  # expat bounds expansion
+        events = ElementTree.iterparse(stream, events=("start", "end"))  # noqa: S314  # expat bounds expansion
         root: Any = None
         for event, element in events:
             name = element.tag.rpartition("}")[2]
@@ -125,16 +125,6 @@ def _not_extracted(file: SourceFile, number: int) -> DataError:
         f"{file.path} is not what WikiExtractor writes (<doc ...> to </doc>; document {number}); set data.format to "
         "what it is."
     )
-
-
-class _Stream:
-    """A file-like object for ElementTree, which may read without a size."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-
-    def read(self, count: int = -1) -> bytes:
-        return bytes(self._stream.read(count if count > 0 else 1 << 16))
 
 
 def plain(wikitext: str, dropped: set[str]) -> str:
