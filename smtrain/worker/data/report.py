@@ -13,9 +13,8 @@ from smtrain.core.config.units import spell_bytes
 from smtrain.core.errors import DataError
 from smtrain.core.pages.page import render
 from smtrain.core.text import span
-from smtrain.worker.data.clean.cleaning import Cleaning, SeenDocuments, hashes
-from smtrain.worker.data.clean.dedup import NEAR
-from smtrain.worker.data.clean.near import SeenSignatures
+from smtrain.worker.data.clean.cleaning import Cleaning, hashes
+from smtrain.worker.data.clean.dedup import NEAR, SeenDocuments, SeenSignatures
 from smtrain.worker.data.clean.overlap import finder_of, read_tests
 from smtrain.worker.data.clean.refiner import Refiner, refine_versions
 from smtrain.worker.data.read.cut import cut_file

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from smtrain.core.errors import DataError
-from smtrain.worker.data.clean.cleaning import Cleaning, SeenDocuments
+from smtrain.worker.data.clean.cleaning import Cleaning
+from smtrain.worker.data.clean.dedup import SeenDocuments
 from smtrain.worker.data.manifest import DatasetManifest
 from smtrain.worker.data.pack.indexed import IndexedDataset
 from smtrain.worker.data.prepare import prepare as prepare_module

@@ -55,11 +55,6 @@ class NearDuplicates:
                 return bands, rows
         return self.permutations, 1
 
-    def probability(self, similarity: float) -> float:
-        """The probability that a pair of this similarity is found."""
-        bands, rows = self.shape
-        return float(1 - (1 - similarity**rows) ** bands)
-
     @property
     def bytes_a_document(self) -> int:
         """Maximum memory of a remembered document: 8 bytes per band, in a table that has just grown and is three
@@ -156,74 +151,3 @@ def hashes_of(ids: NDArray[Any], lengths: NDArray[Any]) -> NDArray[np.uint64]:
     bounds = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).tolist()
     digests = b"".join(hashlib.blake2b(wide[a:b].tobytes(), digest_size=8).digest() for a, b in pairwise(bounds))
     return np.frombuffer(digests, np.uint64)
-
-
-class SeenDocuments:
-    """The hashes seen so far, in a table of fixed size: 8 bytes per slot, at most three quarters of them filled.
-
-    The default takes 256 MiB and remembers 25 million documents. Later ones are compared with those but not remembered;
-    `forgotten` counts them.
-    """
-
-    def __init__(self, slots: int = 1 << 25) -> None:
-        self._table = np.zeros(slots, np.uint64)
-        self._room = slots * 3 // 4
-        self.forgotten = 0
-
-    def new(self, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """A mask of the hashes not seen before, the first of equal ones included; remembers them."""
-        hashes = np.where(hashes == 0, np.uint64(1), hashes)  # 0 is an empty slot
-        keep = np.zeros(len(hashes), bool)
-        _, first = np.unique(hashes, return_index=True)
-        first.sort()
-        keep[first] = True
-        pending, slots = first, (hashes[first] % np.uint64(len(self._table))).astype(np.int64)
-        while len(pending):
-            there = self._table[slots]
-            keep[pending[there == hashes[pending]]] = False
-            free = np.flatnonzero(there == 0)
-            if len(free) > self._room:
-                self.forgotten += len(free) - max(self._room, 0)
-                free = free[: max(self._room, 0)]
-            # two of these may want one slot: the last to write gets it, the other tries the next
-            self._table[slots[free]] = hashes[pending[free]]
-            placed = np.zeros(len(pending), bool)
-            placed[free] = self._table[slots[free]] == hashes[pending[free]]
-            self._room -= int(placed.sum())
-            on = ~placed & (there != hashes[pending]) & (there != 0) | _lost(placed, free, len(pending))
-            pending, slots = pending[on], (slots[on] + 1) % len(self._table)
-        return keep
-
-    def known(self, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """A mask of the hashes seen before; remembers none."""
-        hashes = np.where(hashes == 0, np.uint64(1), hashes)
-        keep = np.zeros(len(hashes), bool)
-        pending = np.arange(len(hashes))
-        slots = (hashes % np.uint64(len(self._table))).astype(np.int64)
-        while len(pending):
-            there = self._table[slots]
-            keep[pending[there == hashes[pending]]] = True
-            on = (there != 0) & (there != hashes[pending])
-            pending, slots = pending[on], (slots[on] + 1) % len(self._table)
-        return keep
-
-    def with_room(self, count: int) -> SeenDocuments:
-        """This table, or a larger one with the same hashes and room for `count` more."""
-        slots = len(self._table)
-        used = slots * 3 // 4 - self._room
-        while slots * 3 // 4 - used < count:
-            slots *= 2
-        if slots == len(self._table):
-            return self
-        larger = SeenDocuments(slots)
-        for start in range(0, len(self._table), 1 << 18):  # in pieces, to save memory
-            there = self._table[start : start + (1 << 18)]
-            larger.new(there[there != 0])
-        return larger
-
-
-def _lost(placed: NDArray[np.bool_], tried: NDArray[np.int64], count: int) -> NDArray[np.bool_]:
-    """A mask of those that tried to take a slot and lost it to another."""
-    lost = np.zeros(count, bool)
-    lost[tried] = ~placed[tried]
-    return lost

@@ -1,19 +1,25 @@
 """Deduplication over a whole corpus: exact and near duplicates, of which the first is kept.
 
+Near duplicates are found by MinHash and locality-sensitive hashing: documents that agree in all numbers of one band of
+their signatures count as such (`NearDuplicates`). A document that is left out is remembered too, so its own near
+duplicates are left out as well.
+
 Hashes and signatures are appended to files too, so that a killed run can resume.
 """
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from smtrain.worker.data.clean.cleaning import Cleaning, SeenDocuments
-from smtrain.worker.data.clean.near import SeenSignatures
+from smtrain.worker.data.clean.cleaning import Cleaning, NearDuplicates, require
 from smtrain.worker.data.prepare.resumable import Appender
 from smtrain.worker.data.read.unread import EXAMPLES, Findings
 from smtrain.worker.data.tokenize.tokenizer import load_tokenizer
@@ -21,8 +27,136 @@ from smtrain.worker.data.tokenize.tokenizer import load_tokenizer
 if TYPE_CHECKING:
     from smtrain.worker.data.prepare.pieces import Piece
 
+_SEED = 1
+# scripts that put no spaces between words go by characters
+_WITHOUT_SPACES = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\U00020000-\U0002ffff"
+_WORD = re.compile(rf"[{_WITHOUT_SPACES}]|[^\W{_WITHOUT_SPACES}]+")
 EXAMPLE_TOKENS = 100
 DUPLICATES, NEAR = "duplicates", "near duplicates"
+
+
+class SeenDocuments:
+    """The hashes seen so far, in a table of fixed size: 8 bytes per slot, at most three quarters of them filled.
+
+    The default takes 256 MiB and remembers 25 million documents. Later ones are compared with those but not remembered;
+    `forgotten` counts them.
+    """
+
+    def __init__(self, slots: int = 1 << 25) -> None:
+        self._table = np.zeros(slots, np.uint64)
+        self._room = slots * 3 // 4
+        self.forgotten = 0
+
+    def new(self, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """A mask of the hashes not seen before, the first of equal ones included; remembers them."""
+        hashes = np.where(hashes == 0, np.uint64(1), hashes)  # 0 is an empty slot
+        keep = np.zeros(len(hashes), bool)
+        _, first = np.unique(hashes, return_index=True)
+        first.sort()
+        keep[first] = True
+        pending, slots = first, (hashes[first] % np.uint64(len(self._table))).astype(np.int64)
+        while len(pending):
+            there = self._table[slots]
+            keep[pending[there == hashes[pending]]] = False
+            free = np.flatnonzero(there == 0)
+            if len(free) > self._room:
+                self.forgotten += len(free) - max(self._room, 0)
+                free = free[: max(self._room, 0)]
+            # two of these may want one slot: the last to write gets it, the other tries the next
+            self._table[slots[free]] = hashes[pending[free]]
+            placed = np.zeros(len(pending), bool)
+            placed[free] = self._table[slots[free]] == hashes[pending[free]]
+            self._room -= int(placed.sum())
+            on = ~placed & (there != hashes[pending]) & (there != 0) | _lost(placed, free, len(pending))
+            pending, slots = pending[on], (slots[on] + 1) % len(self._table)
+        return keep
+
+    def known(self, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """A mask of the hashes seen before; remembers none."""
+        hashes = np.where(hashes == 0, np.uint64(1), hashes)
+        keep = np.zeros(len(hashes), bool)
+        pending = np.arange(len(hashes))
+        slots = (hashes % np.uint64(len(self._table))).astype(np.int64)
+        while len(pending):
+            there = self._table[slots]
+            keep[pending[there == hashes[pending]]] = True
+            on = (there != 0) & (there != hashes[pending])
+            pending, slots = pending[on], (slots[on] + 1) % len(self._table)
+        return keep
+
+    def with_room(self, count: int) -> SeenDocuments:
+        """This table, or a larger one with the same hashes and room for `count` more."""
+        slots = len(self._table)
+        used = slots * 3 // 4 - self._room
+        while slots * 3 // 4 - used < count:
+            slots *= 2
+        if slots == len(self._table):
+            return self
+        larger = SeenDocuments(slots)
+        for start in range(0, len(self._table), 1 << 18):  # in pieces, to save memory
+            there = self._table[start : start + (1 << 18)]
+            larger.new(there[there != 0])
+        return larger
+
+
+def _lost(placed: NDArray[np.bool_], tried: NDArray[np.int64], count: int) -> NDArray[np.bool_]:
+    """A mask of those that tried to take a slot and lost it to another."""
+    lost = np.zeros(count, bool)
+    lost[tried] = ~placed[tried]
+    return lost
+
+
+def near_version() -> str:
+    """The version of the signatures' algorithm. Raises DataError if its package is missing."""
+    require("data.near_duplicates", "rensa")
+    from rensa import RMinHash
+
+    return f"rensa {RMinHash.ALGORITHM_VERSION}"
+
+
+def band_keys(texts: Sequence[str], near: NearDuplicates) -> NDArray[np.uint64]:
+    """64 bits of each band of each document, [documents * bands], grouped by document."""
+    from rensa import RMinHash
+
+    bands, rows = near.shape
+    matrix: Any = RMinHash.digest_matrix_from_token_sets(
+        [shingles(text, near.words) for text in texts], near.permutations, _SEED
+    )
+    signatures = np.array(matrix.to_rows(), "<u4").reshape(len(texts), near.permutations)
+    names = [band.to_bytes(2, "little") for band in range(bands)]
+    keys = b"".join(
+        hashlib.blake2b(signature[band * rows : (band + 1) * rows].tobytes(), digest_size=8, person=name).digest()
+        for signature in signatures
+        for band, name in enumerate(names)
+    )
+    return np.frombuffer(keys, "<u8").astype(np.uint64)
+
+
+def shingles(text: str, words: int) -> list[str]:
+    """The runs of `words` words of a text, in lower case; the text itself if it has no word."""
+    every = _WORD.findall(text.lower())
+    if not every:
+        return [text]
+    return [" ".join(every[i : i + words]) for i in range(max(1, len(every) - words + 1))]
+
+
+class SeenSignatures:
+    """The bands of the first `near.documents` documents, in a table that grows with them."""
+
+    def __init__(self, near: NearDuplicates) -> None:
+        self._near, self.bands = near, near.shape[0]
+        self._table = SeenDocuments(1 << 16)
+        self.documents = 0
+
+    def new(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """A mask of the documents (given by `band_keys`) unlike all earlier ones; remembers them."""
+        count = len(keys) // self.bands
+        met = min(count, self._near.documents - self.documents)
+        self.documents += met
+        at = met * self.bands
+        self._table = self._table.with_room(at)
+        fresh = np.concatenate([self._table.new(keys[:at]), ~self._table.known(keys[at:])])
+        return np.asarray(fresh.reshape(count, self.bands).all(axis=1))
 
 
 class Deduplicator:

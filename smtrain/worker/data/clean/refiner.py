@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from smtrain.core.errors import DataError
 from smtrain.core.machine import cores_here
-from smtrain.worker.data.clean import language, near, overlap, pii, quality
+from smtrain.worker.data.clean import dedup, language, overlap, pii, quality
 from smtrain.worker.data.clean.cleaning import TOO_SHORT, Cleaning, require
 from smtrain.worker.data.clean.overlap import OverlapFinder
 from smtrain.worker.data.prepare.workers import spawned_pool
@@ -63,7 +63,7 @@ class Refiner:
             if left is not None:
                 refined.texts.append(left)
         if self._cleaning.near is not None:
-            refined.keys = near.band_keys(refined.texts, self._cleaning.near)
+            refined.keys = dedup.band_keys(refined.texts, self._cleaning.near)
         return refined
 
     def _repaired(self, text: str, found: Findings) -> str:
@@ -135,7 +135,7 @@ def refine_versions(cleaning: Cleaning) -> list[str]:
         require("data.pii", "phonenumbers")
         versions.append(f"phonenumbers {metadata.version('phonenumbers')}")
     if cleaning.near is not None:
-        versions.append(near.version())
+        versions.append(dedup.near_version())
     return versions
 
 

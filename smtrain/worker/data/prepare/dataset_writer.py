@@ -227,7 +227,11 @@ class CorpusTally:
 
 
 class LocalTally(CorpusTally):
-    """The files and counts of all pieces on this machine; see `Markable`."""
+    """The files and counts of all pieces on this machine.
+
+    `begin` starts with empty files; `mark` returns the state for `restore`, which is False if the files do not match;
+    `sizes` are the bytes of each file at a mark, by name; `close` leaves the files as they are.
+    """
 
     def __init__(self, folder: Path, corpus: Corpus, tokenized_by: str) -> None:
         super().__init__(corpus, tokenized_by)

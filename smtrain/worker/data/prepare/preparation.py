@@ -6,6 +6,7 @@ blocks per thread or process are in progress at a time, which bounds the memory 
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
@@ -15,12 +16,13 @@ from typing import Any, TypeVar
 
 from smtrain.core.config.schema import digest
 from smtrain.worker.data.manifest import DatasetManifest, files_of, refuse_others
+from smtrain.worker.data.prepare import resumable
 from smtrain.worker.data.prepare.dataset_writer import CorpusTally, LocalTally
-from smtrain.worker.data.prepare.part_uploads import PartUploads
+from smtrain.worker.data.prepare.part_uploads import PartUploads, StoppedError
 from smtrain.worker.data.prepare.pieces import Piece
 from smtrain.worker.data.prepare.prepare_options import Corpus
 from smtrain.worker.data.prepare.progress import DataProgress, console
-from smtrain.worker.data.prepare.resumable import Journal, Marker, publish, restored, unfinished
+from smtrain.worker.data.prepare.resumable import Journal, publish, unfinished
 from smtrain.worker.data.prepare.shards import TextShard
 from smtrain.worker.data.prepare.spread.driver import Spread, SpreadJob, hub_sources, spread_out
 from smtrain.worker.data.prepare.spread.tally import SpreadTally
@@ -98,8 +100,8 @@ class Preparation(ABC):
         several = any(shard.name for shard in corpus.shards)
         sizes = ["shards", corpus.options.shard_bytes] if several else []
         key = digest([_FORMAT, self.key(elsewhere=journal.parts is not None), name, *sizes])
-        tally = restored(lambda: LocalTally(journal.folder, corpus, name), key, journal)
-        marker = Marker(tally, sum(file.bytes for file in corpus.flat), key, journal, report, self.say)
+        tally = self._restored(name, key, journal)
+        marker = _Marker(tally, key, journal, report, self.say)
         try:
             with self.pieces(chosen) as pieces:
                 for number in range(tally.shard, len(corpus.shards)):
@@ -110,6 +112,18 @@ class Preparation(ABC):
         except BaseException:
             tally.close()
             raise
+        return tally
+
+    def _restored(self, name: str, key: str, journal: Journal) -> LocalTally:
+        """The tally at its newest mark with the same key and undamaged files; else empty, and all marks are lost."""
+        for mark in journal.marks(key):
+            tally = LocalTally(journal.folder, self.corpus, name)
+            if tally.restore(mark):
+                return tally
+            tally.close()
+        journal.clear()
+        tally = LocalTally(journal.folder, self.corpus, name)
+        tally.begin()
         return tally
 
     def _on_machines(self, spread: Spread, journal: Journal, report: Report) -> AbstractContextManager[SpreadTally]:
@@ -138,3 +152,29 @@ class Preparation(ABC):
             unread=dict(tally.findings.unread),
             **self.described(tally),
         )
+
+
+class _Marker:
+    """Reports progress after every piece, and marks it every so many bytes of input and at a stop."""
+
+    def __init__(self, tally: LocalTally, key: str, journal: Journal, report: Report, say: Say) -> None:
+        self._tally, self._key, self._journal, self._report = tally, key, journal, report
+        self._total = sum(file.bytes for file in tally.files)
+        self._before = self._marked = tally.done_bytes
+        self._every = min(resumable.MARK_BYTES, journal.parts.every) if journal.parts else resumable.MARK_BYTES
+        self._began = time.monotonic()
+        if tally.done_bytes:
+            say(f"prepare: continuing after {tally.done_bytes / 1e6:,.1f} MB that are done")
+
+    def piece_done(self) -> None:
+        """Report and mark after a piece. Raises StoppedError if the machine was asked to end."""
+        tally, seconds = self._tally, time.monotonic() - self._began
+        done = tally.done_bytes
+        self._report(DataProgress(done, self._total, tally.documents, tally.tokens, seconds, self._before))
+        stop = self._journal.stops
+        if done - self._marked >= self._every or stop:
+            self._marked = done
+            mark = {"settings": self._key, **tally.mark()}
+            self._journal.mark(mark, tally.sizes(mark))
+        if stop:
+            raise StoppedError(f"stopped after {done / 1e6:,.1f} MB; run the same command again to resume")

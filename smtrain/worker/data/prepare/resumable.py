@@ -12,18 +12,16 @@ import json
 import os
 import shutil
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, TypeVar
+from typing import Any, BinaryIO
 
 from smtrain.core.errors import DataError
 from smtrain.core.files import write_atomically
 from smtrain.worker.data.checksums import Rolling
 from smtrain.worker.data.manifest import NAME, PREFIX, DatasetManifest, files_of
 from smtrain.worker.data.prepare.part_uploads import PartUploads, StoppedError
-from smtrain.worker.data.prepare.progress import DataProgress
 
 MARK_BYTES = 64 << 20
 _JOURNAL = "journal.json"
@@ -130,29 +128,6 @@ class Journal:
         os.close(self._lock)
 
 
-class Markable(Protocol):
-    """Files that are appended to, with their counts.
-
-    `begin` starts with empty files; `mark` returns the state for `restore`, which is False if the files do not match;
-    `sizes` are the bytes of each file at a mark, by name; `close` leaves the files as they are.
-    """
-
-    done_bytes: int
-
-    @property
-    def documents(self) -> int: ...
-    @property
-    def tokens(self) -> int: ...
-    def begin(self) -> None: ...
-    def mark(self) -> dict[str, Any]: ...
-    def sizes(self, mark: dict[str, Any]) -> dict[str, int]: ...
-    def restore(self, mark: dict[str, Any]) -> bool: ...
-    def close(self) -> None: ...
-
-
-T = TypeVar("T", bound=Markable)
-
-
 @contextmanager
 def unfinished(output: Path, parts: PartUploads | None) -> Iterator[Journal]:
     """The journal of unfinished files in `output`; a kill or a fault of the machine leaves it for the next run.
@@ -194,47 +169,6 @@ def publish(journal: Journal, manifest: DatasetManifest, output: Path, elsewhere
         (journal.folder / name).replace(output / name)
     manifest.save(output)
     return manifest
-
-
-def restored(make: Callable[[], T], settings: str, journal: Journal) -> T:
-    """The work at its newest mark with the same settings and undamaged files; else empty, and all marks are lost."""
-    for mark in journal.marks(settings):
-        work = make()
-        if work.restore(mark):
-            return work
-        work.close()
-    journal.clear()
-    work = make()
-    work.begin()
-    return work
-
-
-class Marker:
-    """Reports progress after every piece, and marks it every so many bytes of input and at a stop."""
-
-    def __init__(
-        self, work: Markable, total: int, settings: str, journal: Journal, report: Callable[[DataProgress], None],
-        say: Callable[[str], None],
-    ) -> None:  # fmt: skip
-        self._work, self._total, self._settings, self._journal, self._report = work, total, settings, journal, report
-        self._before = self._marked = work.done_bytes
-        self._every = min(MARK_BYTES, journal.parts.every) if journal.parts else MARK_BYTES
-        self._began = time.monotonic()
-        if work.done_bytes:
-            say(f"prepare: continuing after {work.done_bytes / 1e6:,.1f} MB that are done")
-
-    def piece_done(self) -> None:
-        """Report and mark after a piece. Raises StoppedError if the machine was asked to end."""
-        work, seconds = self._work, time.monotonic() - self._began
-        done = work.done_bytes
-        self._report(DataProgress(done, self._total, work.documents, work.tokens, seconds, self._before))
-        stop = self._journal.stops
-        if done - self._marked >= self._every or stop:
-            self._marked = done
-            mark = {"settings": self._settings, **work.mark()}
-            self._journal.mark(mark, work.sizes(mark))
-        if stop:
-            raise StoppedError(f"stopped after {done / 1e6:,.1f} MB; run the same command again to resume")
 
 
 def to_stderr(sentence: str) -> None:

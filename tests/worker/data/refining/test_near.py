@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smtrain.worker.data.clean.cleaning import Cleaning, NearDuplicates, SeenDocuments
-from smtrain.worker.data.clean.near import SeenSignatures, band_keys, shingles
+from smtrain.worker.data.clean.cleaning import Cleaning, NearDuplicates
+from smtrain.worker.data.clean.dedup import SeenDocuments, SeenSignatures, band_keys, shingles
 from tests.extras import need
 from tests.tiers import examples
 from tests.worker.data.quiet import prepare
@@ -41,7 +41,7 @@ def test_pairs_are_found_as_often_as_the_formula_says(near: NearDuplicates) -> N
         expected = 1 - (1 - similarity**rows) ** bands
         # four standard deviations of a share of so many, and one percent that the families of hashes are no ideal
         assert abs(share - expected) < 4 * (expected * (1 - expected) / count) ** 0.5 + 0.01, similarity
-    assert near.probability(near.similarity) >= 0.9
+    assert 1 - (1 - near.similarity**rows) ** bands >= 0.9
 
 
 def test_words_are_runs_whatever_the_script() -> None:
