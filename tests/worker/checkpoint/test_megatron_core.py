@@ -210,7 +210,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "bf16-distributed": {"optimizer": "distributed", "dtype": "bfloat16"}
     | {"metadata": {"distrib_optim_sharding_type": "dp_reshardable"}},
 }
-"""How Megatron-core's models with experts may be computed and saved."""
+"""Ways to compute and save models of Megatron-core with experts, by name."""
 
 
 @pytest.mark.parametrize(
