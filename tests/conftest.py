@@ -39,7 +39,13 @@ TOGETHER = (
     ),
     *(
         (f"tests/{part}", "shared run")
-        for part in ("docs/test_pages", "docs/test_first_run_aws", "tools/report/", "core/tracking/test_run")
+        for part in (
+            "client/iam/test_policy",
+            "docs/test_pages",
+            "docs/test_first_run_aws",
+            "tools/report/",
+            "core/tracking/test_run",
+        )
     ),
 )
 """Beginnings of files' names, and the group whose files one worker runs."""
@@ -110,22 +116,38 @@ def forked_planes() -> Iterator[None]:
     """Control planes that tests start in their own process are forks of one that has made its imports; those that
     commands start are not."""
     from smtrain.plane import client
-    from tests.plane.planes import begin
+    from tests.plane.planes import begin, forks
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(client, "begin", lambda command, log: begin(command[3:], Path(log.name)))
+        yield
+    if forks.cache_info().currsize:
+        forks().close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def machine_at_rest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Facts of this machine that other tests change while one runs: 16 GiB of memory and 100 GiB of disk are free, and
+    nothing else runs. Commands in processes of their own see it as it is."""
+    from smtrain.client.planner import this_machine
+    from smtrain.core import machine
+    from smtrain.core.model.footprint import GIB
+
+    memory = tmp_path_factory.mktemp("machine") / "meminfo"
+    memory.write_text(f"MemTotal: {32 << 20} kB\nMemAvailable: {16 << 20} kB\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine, "MEMORY", memory)
+        patch.setattr(machine, "CGROUP", memory.parent)
+        patch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+        patch.setattr(this_machine, "free_disk", lambda: 100 * GIB)
         yield
 
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[int, str]]:
-    """The measurements of this machine that were asked for: (processes, number format); each finds 0.1 TFLOPS.
-
-    Free memory and free disk are fixed, because those of the machine that runs the tests change from plan to plan.
-    """
-    from smtrain.client.planner import probing, this_machine
+    """The measurements of this machine that were asked for: (processes, number format); each finds 0.1 TFLOPS."""
+    from smtrain.client.planner import probing
     from smtrain.core.config.compute import MachineEntry
-    from smtrain.core.model.footprint import GIB
 
     probes: list[tuple[int, str]] = []
 
@@ -135,9 +157,6 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[int,
 
     monkeypatch.setattr(probing, "_file", lambda: tmp_path / probing.FILE)
     monkeypatch.setattr(probing, "_measured", entry)
-    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
-    monkeypatch.setattr(this_machine, "memory_here", lambda: 16 * GIB)
-    monkeypatch.setattr(this_machine, "free_disk", lambda: 100 * GIB)
     return probes
 
 

@@ -7,6 +7,7 @@ import platform
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
+MEMORY = Path("/proc/meminfo")
 UNLIMITED = 2**60
 """A memory limit from here on is none: version 1 of cgroups writes the largest number of pages."""
 
@@ -46,7 +47,7 @@ def gpus_here() -> int:
 def memory_here() -> float | None:
     """Bytes of free memory on this machine, or in this container; None if unknown."""
     try:
-        lines = Path("/proc/meminfo").read_text("utf-8").splitlines()
+        lines = MEMORY.read_text("utf-8").splitlines()
         free = next(float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration, ValueError):
         return None

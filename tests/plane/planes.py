@@ -146,7 +146,7 @@ class Forks:
 
 @cache
 def forks() -> Forks:
-    """This test process's own. It ends with the test process, whose pipe it reads."""
+    """This test process's own."""
     return Forks()
 
 
