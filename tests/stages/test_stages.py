@@ -82,7 +82,7 @@ def test_stages_bring_no_torch() -> None:
 def test_a_stage_is_one_module_one_entry_script_and_one_test(tmp_path: Path) -> None:
     """The recipe, followed in a copy: the command line, the chain and the bundle know the stage by its module."""
     for folder in ("smtrain", "entrypoints", "examples"):
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / folder, tmp_path / folder)  # with what Python has compiled
     (tmp_path / "smtrain/stages/quantize.py").write_text(QUANTIZE)
     (tmp_path / "entrypoints/quantize.py").write_text('print("quantized")\n')
     set_ = [
