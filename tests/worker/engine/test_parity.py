@@ -47,7 +47,7 @@ MESHES = {
     "gpt2": ["221 sp full", "122", "411 sp"],
     "gpt2-509": ["212", "141 m1"],
 }
-STEPS = {"llama": 20 if tiers.full() else 8}  # the rest, one family's names and parts each, tells as much in 4
+STEPS = {"llama": 20}  # the rest, one family's names and parts each, tells as much in 6; the gate trains 4 of each
 ALL = {"llama"}
 """Configs that the gate trains on all of their meshes; the others on the first one."""
 VARIANTS = {
@@ -83,7 +83,7 @@ def apart(left: list[tuple[float, float]], right: list[tuple[float, float]]) -> 
 def test_losses_and_norms_agree(
     name: str, four: World, solo: World, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
 ) -> None:
-    config, count = CONFIGS[name], STEPS.get(name, 6 if tiers.full() else 4)
+    config, count = CONFIGS[name], STEPS.get(name, 6) if tiers.full() else 4
     plain = solo.run(cases.plain, config, count)[0]
     single = solo.run(cases.train, config, mesh("111"), count)[0]
     rows = [("111", "transformers + AdamW", *apart(single, plain))]

@@ -36,7 +36,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*.safetensors")}
 
 
-@pytest.mark.sample(1)
+@pytest.mark.full  # the gate has one family within all limits, below
 @pytest.mark.parametrize(("name", "text"), ALL, ids=[f"{name}-{text}" for name, text in ALL])
 def test_every_family_has_the_cpu_s_numbers_and_checkpoints(
     name: str, text: str, four: World, neuron: World, tmp_path: Path
@@ -138,10 +138,10 @@ LIMITED = "llama-tied-509", "221 sp"
 
 
 @pytest.fixture(scope="module")
-def expected(four: World, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The CPU's numbers of `LIMITED`."""
-    name, text = LIMITED
-    return four.run(runs.whole, CONFIGS[name], mesh(text), tmp_path_factory.mktemp("cpu"))
+def expected(four: World, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, dict[str, bytes]]:
+    """The CPU's numbers of `LIMITED`, and its checkpoint."""
+    (name, text), folder = LIMITED, tmp_path_factory.mktemp("cpu")
+    return four.run(runs.whole, CONFIGS[name], mesh(text), folder), files(folder)
 
 
 @pytest.mark.parametrize("name", LIMITS)
@@ -164,9 +164,13 @@ EVERY = Limits(
         *(pytest.param(limits, id=name, marks=pytest.mark.full) for name, (limits, _, _) in LIMITS.items()),
     ],
 )
-def test_the_engine_keeps_within_the_limits(limits: Limits, expected: Any, neuron: World, tmp_path: Path) -> None:
-    config, text = LIMITED
-    assert neuron.run(runs.limited, limits, runs.whole, CONFIGS[config], mesh(text), tmp_path) == expected
+def test_the_engine_keeps_within_the_limits(
+    limits: Limits, expected: tuple[Any, dict[str, bytes]], neuron: World, tmp_path: Path
+) -> None:
+    (config, text), (numbers, saved) = LIMITED, expected
+    assert neuron.run(runs.limited, limits, runs.whole, CONFIGS[config], mesh(text), tmp_path) == numbers
+    assert files(tmp_path) == saved
+    assert saved
 
 
 @pytest.mark.parametrize("text", ["141 m1", "221"])
