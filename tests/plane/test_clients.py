@@ -114,6 +114,7 @@ for role in sys.argv[3:]:
 
 
 @pytest.mark.slow
+@pytest.mark.full  # the gate has ModelTrainer in tests/client/sdk, and the policies in test_simulator.py
 def test_a_model_trainer_of_sdk_v3_validates_its_role(client: Client, tmp_path: Path) -> None:
     """It simulates the role's policies: the default role passes, one without permissions does not."""
     pytest.importorskip("sagemaker.train")
