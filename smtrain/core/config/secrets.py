@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Literal
 
 from smtrain.core.extras import collector_paused
@@ -66,6 +66,13 @@ _DETECTORS = {
 
 def is_secret(value: str, name: str = "") -> bool:
     """Whether `value`, under the key `name`, is probably a secret."""
+    known = _by_our_rules(value, name)
+    return any(_library(value)) if known is None else known
+
+
+@lru_cache(4096)  # a command loads its config several times, and most words of it are the schema's
+def _by_our_rules(value: str, name: str) -> bool | None:
+    """Whether a value is a secret; None if our rules cannot tell."""
     if not value or _PLAIN.fullmatch(value):
         return False
     if any(True for _ in _issued(value)) or any(_real(match) for match in _HEADER.finditer(value)):
@@ -80,7 +87,7 @@ def is_secret(value: str, name: str = "") -> bool:
         return True
     if pointer and not value.startswith("/"):
         return False
-    return any(map(is_random, _RUN.findall(value))) or any(_library(value))
+    return True if any(map(is_random, _RUN.findall(value))) else None
 
 
 def hide(text: str) -> str:
@@ -162,6 +169,7 @@ def _library(text: str) -> list[str]:
     return [str(part) for part in secrets if len(str(part)) > 3]
 
 
+@lru_cache(4096)
 def _unknown(text: str) -> bool:
     """Whether a pattern of the library can match: each needs a run that is not only words, or a login in a URL."""
     if "_authToken" in text or re.search(r"://\S*@", text):
