@@ -9,11 +9,11 @@ import sys
 import time
 from typing import Any
 
-import botocore.session
 import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
+from smtrain.core.botocore_models import described
 from smtrain.plane.client import Endpoint
 from smtrain.plane.server import validation
 from tests import as_told
@@ -328,7 +328,7 @@ PACKAGE = {"ModelPackageGroupName": "group", "SourceUri": "arn:aws:sagemaker:us-
 
 @pytest.mark.parametrize("service", ["sagemaker", "logs", "iam", "scheduler", "cloudwatch"])
 def test_every_pattern_of_a_service_can_be_read(service: str) -> None:
-    model = botocore.session.get_session().get_service_model(service)
+    model = described(service)
     patterns = {str(model.shape_for(name).metadata.get("pattern") or "") for name in model.shape_names}
     assert len(patterns) > 3
     for pattern in patterns:

@@ -11,6 +11,7 @@ from botocore.exceptions import ClientError
 from botocore.validate import ParamValidator
 
 from smtrain.client.backends.sagemaker.target import Target
+from smtrain.core.botocore_models import isolated_session
 
 Answer = Mapping[str, Any] | str | Callable[[dict[str, Any]], Any]
 """A reply, an error code, or a function of the parameters that returns one of them."""
@@ -32,7 +33,7 @@ class Account(Target):
 
         if service == "s3" and not any(name.startswith("s3.") for name in self.answers):
             return self.real
-        session: Any = boto3.Session()
+        session: Any = boto3.Session(botocore_session=isolated_session())
         client = session.client(
             service, region_name=self.region, aws_access_key_id="x", aws_secret_access_key="x",
             endpoint_url="http://127.0.0.1:9",

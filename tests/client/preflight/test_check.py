@@ -20,6 +20,7 @@ from smtrain.client.launch.stages import Chain
 from smtrain.client.planner.resolve import load_config
 from smtrain.client.preflight.checks import CHECKS, before, look
 from smtrain.client.preflight.limits import violations
+from smtrain.core.botocore_models import isolated_session
 from smtrain.plane.client import ensure_running
 from smtrain.stages import stages_of
 from tests.client.preflight.account import Account, Answer
@@ -253,7 +254,7 @@ def test_a_region_that_cannot_be_reached_is_a_warning_too(aws: dict[str, Any]) -
             import boto3
             from botocore.config import Config
 
-            session: Any = boto3.Session()
+            session: Any = boto3.Session(botocore_session=isolated_session())
             return session.client(
                 service, region_name="us-east-1", aws_access_key_id="x", aws_secret_access_key="x",
                 endpoint_url="http://127.0.0.1:9", config=Config(retries={"max_attempts": 0}),
