@@ -159,6 +159,7 @@ def _of_peft(location: Place, shape: ModelShape) -> Adapter:
             )
         parts.setdefault(module, {})[kind] = _numbers(slab.whole(), slab.dtype, name, location)
     factors: dict[str, Factor | tuple[Factor, ...]] = {}
+    turned = _are_turned(parts, config, shape)
     for module, both in parts.items():
         if set(both) != {A, B}:
             raise CheckpointError(
@@ -178,7 +179,7 @@ def _of_peft(location: Place, shape: ModelShape) -> Adapter:
         if stacked:
             a = both[A].reshape(count, rank, -1)
             b = both[B].reshape(-1, rank, count).transpose(2, 0, 1)
-            factors |= _of_experts(shape, module, a, b, scale)
+            factors |= _of_experts(shape, module, a, b, scale, turned)
             continue
         name = f"{module}.weight"
         name = text_name(name, shape.rules.prefix) or name  # of an adapter of the whole multimodal model
@@ -209,22 +210,35 @@ def _ends(name: str, target: str) -> bool:
     return f".{name}".endswith(f".{target}") or f".{target}".endswith(f".{name}")
 
 
+def _are_turned(parts: Mapping[str, Mapping[str, Bits]], config: Mapping[str, Any], shape: ModelShape) -> bool:
+    """Whether A multiplies outputs of experts that are stored with their inputs first.
+
+    peft takes them for inputs with transformers 4, whose module does not say which of the two come first.
+    """
+    sizes = shape.experts
+    for module, both in parts.items():
+        stacked = _stacked(module, config, shape)
+        if stacked and sizes is not None and A in both:
+            expected = sizes.width if stacked[0].endswith(".down_proj") else shape.hidden
+            if both[A].shape[1] != expected:
+                return True
+    return False
+
+
 def _of_experts(
-    shape: ModelShape, module: str, a: Bits, b: Bits, scale: float
+    shape: ModelShape, module: str, a: Bits, b: Bits, scale: float, turned: bool = False
 ) -> dict[str, Factor | tuple[Factor, ...]]:
     """The factors of the parameters in files that a matrix of all experts consists of.
 
     `a` is [E, rank, in] and `b` [E, out, rank]; `module` its name in transformers, or the path of experts in files with
-    the name of a linear that each has.
+    the name of a linear that each has. `turned` as `_are_turned`.
     """
     names = shape.rules.experts
     assert names is not None
     path, _, leaf = module.rpartition(".")
-    if names.stacked:  # stored with its inputs first; transformers 4 let peft take them for the outputs
-        wanted = next((s.shape for s in shape.specs if s.name == module), None)
-        if wanted is not None and (b.shape[1], a.shape[2]) == wanted[1:] and a.shape[2] != wanted[1]:
-            return {module: tuple(Factor(one, other, scale) for one, other in zip(a, b, strict=True))}
-        return {module: tuple(Factor(other.T, one.T, scale) for one, other in zip(a, b, strict=True))}
+    if names.stacked:  # stored with its inputs first
+        pairs = zip(a, b, strict=True)
+        return {module: tuple(Factor(*((one, two) if turned else (two.T, one.T)), scale) for one, two in pairs)}
     path = path.removesuffix("mlp.experts") + names.path if path.endswith("mlp.experts") else path
     gate, up, down = names.parts
     halves = [(gate, b[:, : b.shape[1] // 2]), (up, b[:, b.shape[1] // 2 :])]

@@ -177,6 +177,24 @@ def _peft(
     return cases.adamw_steps(list(trained.values()), backward, count, OPTIMIZER, RATE), trained, gradients
 
 
+def made_by_peft(rank: int, config: dict[str, Any], folder: Path, parameters: list[str], modules: list[str]) -> Any:
+    """Logits of the first batch, by an adapter of random factors that peft leaves in a folder."""
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(SEED)
+    options = LoraConfig(
+        r=3, lora_alpha=5, target_parameters=parameters, target_modules=modules, task_type="CAUSAL_LM",
+        rank_pattern={} if "w1" in modules else {"down_proj": 2}, alpha_pattern={"q_proj": 4},
+    )  # fmt: skip
+    model = get_peft_model(cases.transformers_model(config), options)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(0, 0.1)
+        model.save_pretrained(folder)
+        return model(input_ids=cases.batch(config, 0)[0], use_cache=False).logits.numpy()
+
+
 def peft_logits(rank: int, config: dict[str, Any], base: Path, folder: Path) -> Any:
     """Logits of the first batch, by peft with an exported folder."""
     from peft import PeftModel

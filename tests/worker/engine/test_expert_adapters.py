@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +12,10 @@ import torch
 from smtrain.core.model.families import ModelShape
 from smtrain.core.model.hf_config import normalise
 from smtrain.core.model.layout import Layout
-from smtrain.worker.checkpoint.adapter import open_adapter
+from smtrain.core.model.lora import A, B
+from smtrain.worker.checkpoint.adapter import _are_turned, open_adapter
 from smtrain.worker.checkpoint.huggingface.export import BaseModel, export
+from smtrain.worker.checkpoint.huggingface.writer import write_hf
 from smtrain.worker.checkpoint.merge import Merged
 from smtrain.worker.checkpoint.native.reader import StateReader
 from smtrain.worker.checkpoint.open import open_weights
@@ -139,3 +142,39 @@ def test_peft_and_transformers_read_what_is_exported(
     back = Merged(open_weights(base), open_adapter(tmp_path / "adapter", ModelShape.from_config(config)))
     again = open_weights(tmp_path / "merged")
     assert all(torch.equal(back.read(n), again.read(n)) for n in again.names())
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("name", "parameters", "modules"), [
+    ("mixtral", ["mlp.experts.gate_up_proj", "experts.down_proj", "mlp.gate.weight"], ["q_proj"]),
+    ("mixtral", [], ["w1", "w2", "w3", "v_proj"]),
+    ("qwen3_moe", ["gate_up_proj"], ["o_proj"]),
+    ("gpt_oss", ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"], ["q_proj"]),
+    ("gpt_oss", ["experts.down_proj"], []),
+])  # fmt: skip
+def test_adapters_of_peft_are_merged(
+    name: str, parameters: list[str], modules: list[str], solo: World, tmp_path: Path
+) -> None:
+    """With ranks and alphas of single matrices."""
+    config: dict[str, Any] = CONFIGS[name]
+    base, folder = tmp_path / "base", tmp_path / "adapter"
+    cases.transformers_model(config).save_pretrained(base)
+    wanted = solo.run(adapters.made_by_peft, config, folder, parameters, modules)[0]
+    merged = Merged(open_weights(base), open_adapter(folder, ModelShape.from_config(config)))
+    write_hf(merged, tmp_path / "merged")
+    ours = solo.run(adapters.plain_logits, config, tmp_path / "merged")[0]
+    assert np.abs(ours - solo.run(cases.plain_logits, config)[0]).max() > 1e-2
+    np.testing.assert_allclose(ours, wanted, atol=2e-5, rtol=0)
+
+
+def test_inputs_that_peft_took_for_outputs_are_noticed() -> None:
+    """As it does in gpt-oss with transformers 4; a square matrix goes by the other one."""
+    config: dict[str, Any] = {**CONFIGS["gpt_oss"], "intermediate_size": CONFIGS["gpt_oss"]["hidden_size"]}
+    shape, at = ModelShape.from_config(config), "model.layers.0.mlp.experts"
+    assert shape.experts is not None
+    count, width = shape.experts.count, shape.hidden
+    described = {"target_parameters": ["experts.gate_up_proj", "experts.down_proj"]}
+    for wide, turned in ((2 * width, True), (width, False)):
+        inner = {A: np.zeros((count, wide), np.float32), B: np.zeros((3 * width - wide, count), np.float32)}
+        outer = {A: np.zeros((count, width), np.float32), B: np.zeros((width, count), np.float32)}
+        assert _are_turned({f"{at}.base_layer": inner, at: outer}, described, shape) is turned
