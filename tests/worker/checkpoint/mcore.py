@@ -59,6 +59,7 @@ def _without_a_gpu(torch: Any) -> None:
     """Replace what experts need of a GPU, of Transformer Engine, or of gradients."""
     import copy
 
+    import megatron.core.transformer.moe.grouped_gemm_util as gemm
     import megatron.core.transformer.moe.moe_utils as utils
     import megatron.core.transformer.moe.router as router
     import megatron.core.transformer.moe.token_dispatcher as dispatcher
@@ -71,6 +72,7 @@ def _without_a_gpu(torch: Any) -> None:
         def record_event(self) -> Any:
             return type("Event", (), {"synchronize": lambda self: None})()
 
+    gemm.assert_grouped_gemm_is_available = lambda: None  # GroupedMLP saves without it
     only = Stream()
     torch.cuda.Stream = lambda *a, **k: only
     torch.cuda.default_stream = torch.cuda.current_stream = lambda *a, **k: only

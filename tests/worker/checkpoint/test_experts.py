@@ -522,7 +522,13 @@ def sparse(folder: Path, config: dict[str, Any]) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "how"),
-    [(QWEN3_30B, "Megatron()"), (QWEN3_30B, "Native()"), (QWEN3_30B, "HuggingFace()"), (OSS_20B, "HuggingFace()")],
+    [
+        (QWEN3_30B, "Megatron()"),
+        (QWEN3_30B, "Native()"),
+        (QWEN3_30B, "HuggingFace()"),
+        (OSS_20B, "HuggingFace()"),
+        (OSS_20B, "Megatron()"),
+    ],
 )
 def test_a_model_of_published_size_is_converted_within_256_mib(
     tmp_path: Path, config: dict[str, Any], how: str
