@@ -26,9 +26,11 @@ def test_attention_computed_again_gives_the_same_bits(name: str, text: str, four
 
 @pytest.mark.slow
 @pytest.mark.skipif(not os.environ.get("SMTRAIN_COMPILED"), reason="compiles for minutes; SMTRAIN_COMPILED=1 runs it")
-@pytest.mark.parametrize("name", ["llama", "gpt_neox"])
-def test_compiled_layers_give_the_same_numbers_but_for_rounding(name: str, four: World) -> None:
-    options = mesh("221 sp selective")
+@pytest.mark.parametrize(
+    ("name", "text"), [("llama", "221 sp selective"), ("gpt_neox", "221 sp selective"), ("mixtral", "212 ep2")]
+)
+def test_compiled_layers_give_the_same_numbers_but_for_rounding(name: str, text: str, four: World) -> None:
+    options = mesh(text)
     plain, compiled = (four.run(cases.train, CONFIGS[name], replace(options, compile=on), 3)[0] for on in (False, True))
     np.testing.assert_allclose(compiled, plain, rtol=1e-5)
     assert compiled != plain, "nothing was compiled"
