@@ -6,34 +6,41 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 
 def main() -> None:
     """Measure and print; takes a few minutes on two cores."""
-    from tests.client.planner.peaks import ADAPTED, COMBINATIONS, CUT, LONG, PAIRED, compare
-    from tests.worker.engine.world import World
+    from tests.client.planner.peaks import ADAPTED, COMBINATIONS, CUT, LONG, MIXED, PAIRED, compare
+    from tests.worker.engine import world as engine_world
 
+    engine_world.PATIENCE = 3600  # one thread, and rows of 2048 tokens
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     parser.add_argument("--lora", action="store_true", help="only LoRA's, after the peak of full training")
     parser.add_argument("--pairs", action="store_true", help="only those on pairs (objective dpo)")
     parser.add_argument("--cut", action="store_true", help="only those whose rows are cut over ranks (parallel.cp)")
+    parser.add_argument("--experts", action="store_true", help="only experts with cut, packed and long rows")
     parser.add_argument("--long", action="store_true", help="only one row of 32k tokens, whole and cut over 2 ranks")
     options = parser.parse_args()
     if options.long:
         print(json.dumps(long_row()))
         return
-    worlds = {size: World(size) for size in (1, 2, 4)}
-    special = options.lora or options.pairs or options.cut
+    worlds = {size: engine_world.World(size) for size in (1, 2, 4)}
+    special = options.lora or options.pairs or options.cut or options.experts
     cases = [] if special else [(family, mesh, False) for family, mesh in COMBINATIONS]
-    cases += [] if options.pairs or options.cut else [(family, mesh, True) for family, mesh in ADAPTED]
+    cases += [] if special and not options.lora else [(family, mesh, True) for family, mesh in ADAPTED]
     cases += [(family, mesh, False) for family, mesh in PAIRED] if options.pairs else []
     cases += [(family, mesh, False) for family, mesh in CUT] if options.cut else []
-    length = {"seq_len": LONG, "batch": 4} if options.cut else {}
+    length: dict[str, Any] = {"seq_len": LONG, "batch": 4} if options.cut else {}
+    each = [(family, mesh, adapted, length) for family, mesh, adapted in cases]
+    if options.experts:
+        each = [(family, mesh, False, {"seq_len": tokens, "batch": 4, "packed": packed})
+                for family, mesh, tokens, packed in MIXED]  # fmt: skip
     worst = 0.0
-    for family, mesh, adapted in cases:
+    for family, mesh, adapted, length in each:
         stages = compare(family, mesh, worlds, adapted, paired=options.pairs, **length)
         _, measured, predicted = max(stages, key=lambda row: row[1])
         worst = max(worst, *(abs(p / m - 1) for _, m, p in stages))
@@ -45,8 +52,8 @@ def main() -> None:
             print(f"| {family} | {mesh} | {numbers}", flush=True)
     for world in worlds.values():
         world.stop()
-    result = {"combinations": len(cases), "worst_error": round(worst, 4)}
-    print(json.dumps(result) if options.json else f"{len(cases)} combinations, worst of any stage {worst:.1%}")
+    result = {"combinations": len(each), "worst_error": round(worst, 4)}
+    print(json.dumps(result) if options.json else f"{len(each)} combinations, worst of any stage {worst:.1%}")
 
 
 def long_row() -> dict[str, object]:

@@ -265,14 +265,18 @@ def _saved_by_expert_factors(work: Work, mesh: Mesh, lora: Lora) -> float:
 
 
 def _scores(work: Work, mesh: Mesh) -> float:
-    """Bytes per token that a layer keeps of its attention weights if they are written to memory."""
+    """Bytes per token that a layer keeps of its attention weights if they are written to memory, and of a mask."""
     w, heads = work.width, work.shape.heads / mesh.tp
     if work.shape.rules.sinks and mesh.cp == 1:
         # An fp32 softmax, in half precision a copy of it, and a mask; of several blocks nothing.
         alone = work.seq_len <= SINK_QUERIES
         return ((4.0 + (w if w == 2 else 0)) * heads + 1) * (work.seq_len + 1) if alone else 0.0
-    if work.fused_attention or mesh.cp > 1:  # cut rows compute them again, a chunk at a time
+    if mesh.cp > 1:  # cut rows compute them again, a chunk at a time
         return 0.0
+    if work.fused_attention:
+        # torch's kernels turn a mask of booleans into numbers, which each layer keeps: for every row if samples differ.
+        masked = work.masked and not work.gathers_again
+        return w * work.seq_len / (1 if work.apart else mesh.micro_batch) if masked else 0.0
     if work.apart and work.gathers_again:  # engine nxd: an fp32 softmax, in bf16 a copy of it, and each layer's mask
         return ((4.0 + (w if w == 2 else 0)) * heads + 1) * work.seq_len
     return 2.0 * w * heads * work.seq_len

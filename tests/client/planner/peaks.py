@@ -22,12 +22,12 @@ from smtrain.worker.train.operators import HeldBytes
 
 def peak(
     rank: int, config: dict[str, Any], options: ParallelOptions, batch: int, seq_len: int, lora: Lora | None = None,
-    paired: bool = False,
+    paired: bool = False, packed: bool = False,
 ) -> tuple[int, int, int, float]:  # fmt: skip
     """(pipeline stage, bytes between steps, peak bytes in a step, its experts' rows over the mean) of this rank.
 
     `batch` samples for each dp rank. `paired`: two pairs of answers in each row, whose reference has its pass in the
-    peak too.
+    peak too. `packed`: four samples in each row.
     """
     with HeldBytes() as held:
         preference = PreferenceOptions() if paired else None
@@ -35,7 +35,9 @@ def peak(
         ids = torch.randint(config["vocab_size"], (batch, seq_len), generator=torch.Generator().manual_seed(rank))
         pairs: tuple[torch.Tensor, ...] = ()
         if paired:
-            pairs = (torch.arange(seq_len).mul(4).div(seq_len).long().expand(batch, -1), torch.zeros(batch, 2, 2))
+            pairs = (_quarters(batch, seq_len), torch.zeros(batch, 2, 2))
+        if packed:
+            pairs = (_quarters(batch, seq_len),)
         engine.step(ids, ids, 1e-4, *pairs)
         state, held.top = held.now, held.now
         if paired:
@@ -46,6 +48,11 @@ def peak(
         own = engine.layout.experts(engine.mesh.ep_rank)
         share = mean(mean(layer[j] for j in own) for layer in result.routing.loads)
     return engine.mesh.pp_rank, state, held.top, share
+
+
+def _quarters(batch: int, seq_len: int) -> torch.Tensor:
+    """The samples of rows that have four each."""
+    return torch.arange(seq_len).mul(4).div(seq_len).long().expand(batch, -1)
 
 
 SEQ_LEN, BATCH = 64, 8
@@ -175,6 +182,19 @@ CUT = [
 LONG = 1024
 
 
+MIXED = [
+    ("qwen3_moe", "112 m2 ep2", 64, False),
+    ("qwen3_moe", "111 cp2 m1 ep2", 1024, False),
+    ("mixtral", "111 cp2 m1 ep2 bf16", 1024, False),
+    ("qwen3_moe", "111 m2 bf16", 256, True),
+    ("mixtral", "112 m2 ep2", 256, True),
+    ("gpt_oss", "112 m2 ep2", 256, True),
+    ("gpt_oss", "111 m1", 2048, False),
+    ("gpt_oss", "111 m1 bf16", 2048, False),
+]
+"""Experts with cut, packed (the last number) and long rows of so many tokens."""
+
+
 def compare(
     family: str,
     text: str,
@@ -183,6 +203,7 @@ def compare(
     paired: bool = False,
     seq_len: int = SEQ_LEN,
     batch: int = BATCH,
+    packed: bool = False,
 ) -> list[tuple[int, int, float]]:
     """(stage, measured, predicted) peak bytes of the rank of each pipeline stage that needed most."""
     from smtrain.client.planner.machines import Machine, Mesh, Work
@@ -195,9 +216,9 @@ def compare(
     shape = ModelShape.from_config(described)
     targets = ("all-linear", *(STACKED if shape.experts else ()))
     lora = Lora(8, 16.0, targets=targets_of(shape, targets)) if adapted else None
-    measured = worlds[size].run(peak, described, o, batch // o.dp, seq_len, lora, paired)
+    measured = worlds[size].run(peak, described, o, batch // o.dp, seq_len, lora, paired, packed)
     worst = [max((row for row in measured if row[0] == s), key=lambda row: row[2]) for s in range(o.pp)]
-    work = Work(shape, seq_len, batch, o.precision, lora=lora, apart=paired)
+    work = Work(shape, seq_len, batch, o.precision, lora=lora, apart=paired or packed)
     machine = Machine("cpu", 1, size, 1e12, 1e12, 1e12, 1e9, accelerated=False)
     cut = Mesh(o.tp, o.pp, o.dp, o.micro_batch_size, o.activation_checkpointing, o.sequence_parallel, o.cp, ep=o.ep)
     return [

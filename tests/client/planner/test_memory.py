@@ -9,7 +9,7 @@ import pytest
 
 from smtrain.client.planner.machines import GIB, Machine, Mesh, Work, named_shape
 from smtrain.client.planner.memory import checkpoint_bytes, core_memory, host_memory, worst_core
-from tests.client.planner.peaks import ADAPTED, COMBINATIONS, CUT, LONG, PAIRED, compare
+from tests.client.planner.peaks import ADAPTED, COMBINATIONS, CUT, LONG, MIXED, PAIRED, compare
 from tests.worker.engine.world import World
 
 
@@ -61,6 +61,23 @@ def test_so_it_is_with_pairs_and_the_reference_s_pass(family: str, mesh: str, wo
 def test_so_it_is_with_rows_cut_over_ranks(family: str, mesh: str, worlds: dict[int, World]) -> None:
     for stage, measured, predicted in compare(family, mesh, worlds, seq_len=LONG, batch=4):
         assert predicted == pytest.approx(measured, rel=0.03), f"stage {stage}"
+
+
+@pytest.mark.full  # the next test finds a mask that is not counted, tests/worker/engine/test_experts.py runs the rows
+@pytest.mark.parametrize(("family", "mesh", "tokens", "packed"), MIXED)
+def test_so_it_is_with_experts_and_packed_rows(
+    family: str, mesh: str, tokens: int, packed: bool, worlds: dict[int, World]
+) -> None:
+    for stage, measured, predicted in compare(family, mesh, worlds, seq_len=tokens, batch=4, packed=packed):
+        assert predicted == pytest.approx(measured, rel=0.03), f"stage {stage}"
+
+
+def test_every_layer_keeps_the_mask_of_packed_rows() -> None:
+    shape = named_shape("llama-2-7b")  # as many heads of keys as of queries, which a mask does not multiply
+    assert shape is not None
+    machine, mesh = Machine.of("ml.p5.48xlarge", 1), Mesh(1, 1, 8, 2)
+    packed, plain = (core_memory(Work(shape, 4096, 16, apart=apart), machine, mesh, 0) for apart in (True, False))
+    assert packed.activations - plain.activations == pytest.approx(32 * 2 * 4096**2 * 2)
 
 
 def test_there_are_combinations_of_everything() -> None:
