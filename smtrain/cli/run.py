@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from smtrain.cli import options
+from smtrain.cli.dispatch import typed
 from smtrain.core.errors import ConfigError
 from smtrain.core.text import say
 
@@ -54,6 +55,7 @@ def run(
     if start.dry:
         start.show_dry(config, stages_of(config, target))
         return
+    typed({"wait": "--detach"})
     waits = wait if wait is not None else not target_of(config, target).chains or bool(download)
     done = run_all(config, target=target, again=start.again, check=not start.no_check, view=start.view, wait=waits)
     if not waits:

@@ -103,7 +103,7 @@ def summary(plan: Plan) -> str:
     if plan.memory_gib:
         m = plan.memory_gib
         parts = ", ".join(f"{n} {v:.1f}" for n, v in m.items() if n not in ("total", "available") and v >= 0.05)
-        lines.append(f"core        {m['total']:.1f} of {m['available']:.0f} GiB ({parts})")
+        lines.append(f"core        {m['total']:.1f} of {m['available']:.0f} GiB{f' ({parts})' if parts else ''}")
     if h := plan.host_memory_gib:
         lines.append(
             f"host        load {h['load']:.0f}, save {h['save']:.0f}, asynchronous save {h['async_save']:.0f} of "
