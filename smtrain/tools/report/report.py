@@ -287,7 +287,7 @@ def _environment(run: RunAccount) -> list[tuple[str, str]]:
     rows = [("image", image) if image else ("ran", "as processes, in no container")]
     rows.append(("machines", job.cost.machines))
     rows += [(name, text) for name, text in (("git commit", run.commit), ("software", run.software)) if text]
-    mesh = {key: description.get("HyperParameters", {}).get(key) for key in ("tp", "pp", "dp", "precision")}
+    mesh = {key: description.get("HyperParameters", {}).get(key) for key in ("tp", "pp", "cp", "dp", "ep", "precision")}
     if any(mesh.values()):
         rows.append(("mesh", ", ".join(f"{key} {value}" for key, value in mesh.items() if value)))
     # A place in the S3 of this machine says nothing to a reader elsewhere.
