@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from smtrain.core.errors import DataError
 from smtrain.core.extras import missing, present
+from smtrain.worker.data.read.reading import buffers_of
 
 if TYPE_CHECKING:
     from smtrain.core.config.data import Data
@@ -138,10 +139,9 @@ class Cleaning:
 
 def hashes(texts: Any) -> NDArray[np.uint64]:
     """64 bits of BLAKE2 of each text (large_string): two of n texts share one by chance with n^2 / 2^65."""
-    _, offsets, data = texts.buffers()
-    bounds = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1].tolist()
-    view = memoryview(data) if data is not None else memoryview(b"")
-    digests = b"".join(hashlib.blake2b(view[a:b], digest_size=8).digest() for a, b in pairwise(bounds))
+    bounds, content = buffers_of(texts)
+    view = memoryview(content)  # type: ignore[arg-type]  # numpy's stubs do not call an array a buffer
+    digests = b"".join(hashlib.blake2b(view[a:b], digest_size=8).digest() for a, b in pairwise(bounds.tolist()))
     return np.frombuffer(digests, np.uint64)
 
 

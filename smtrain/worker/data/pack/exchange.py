@@ -77,16 +77,18 @@ def _prefixes(path: Path) -> list[list[Path]]:
 
 def held_out(path: Path) -> list[Path]:
     """The pairs that a prepared folder holds out for validation, in the order of the text."""
-    row = DatasetManifest.load(path).validation if path.is_dir() else None
+    row = _held_out_row(path)
     return [path / shard.prefix for shard in shards_of(row)] if row else []
 
 
 def held_out_note(path: Path) -> str:
     """A sentence on the held-out documents of a prepared folder, which `prefixes` leaves out; "" without any."""
-    row = DatasetManifest.load(path).validation if path.is_dir() else None
-    if not row:
-        return ""
-    return f"{path}: its {row['documents']:,} documents held out for validation are not in it"
+    row = _held_out_row(path)
+    return f"{path}: its {row['documents']:,} documents held out for validation are not in it" if row else ""
+
+
+def _held_out_row(path: Path) -> dict[str, Any] | None:
+    return DatasetManifest.load(path).validation if path.is_dir() else None
 
 
 def export_blocks(source: Path, output: Path, seq_len: int) -> int:
@@ -164,20 +166,19 @@ def import_tokens(
         raise DataError(f"seq_len is {seq_len}; give at least 1.")
     if output.exists() and not output.is_dir():
         raise DataError(f"{output} is a file; give a folder for the tokens.")
-    partial, created = output / f".{PREFIX}.partial", not output.exists()
-    output.mkdir(parents=True, exist_ok=True)
+    created = not output.exists()
     try:
-        return _import(source, output, partial, facts, seq_len)
+        return _import(source, output, facts, seq_len)
     finally:
-        for end in (".bin", ".idx"):
-            partial.with_name(partial.name + end).unlink(missing_ok=True)
+        for end in (".bin", ".idx", SUFFIX):
+            _partial(output / PREFIX, end).unlink(missing_ok=True)
         if created and not any(output.iterdir()):
             output.rmdir()
 
 
-def _import(source: Path, output: Path, partial: Path, facts: TokenizerFacts, seq_len: int) -> DatasetManifest:
+def _import(source: Path, output: Path, facts: TokenizerFacts, seq_len: int) -> DatasetManifest:
     """Write under other names, then rename; the manifest, which makes it a dataset, comes last."""
-    bin_path, idx_path = (partial.with_name(partial.name + end) for end in (".bin", ".idx"))
+    bin_path, idx_path = (_partial(output / PREFIX, end) for end in (".bin", ".idx"))
     left_out: list[str] = []
     pairs = prefixes(source)[0] if not source.is_dir() else [source]  # refuses marked ones
     if pairs[0].with_name(pairs[0].name + ".idx").is_file():
@@ -202,7 +203,7 @@ def _import(source: Path, output: Path, partial: Path, facts: TokenizerFacts, se
         documents = np.arange(len(lengths) + 1, dtype=np.int64)
         rows = [{"name": file.name, "bytes": file.bytes, "documents": 0} for file in files]
     write_index(idx_path, facts.dtype, lengths, documents, None)
-    data = JoinedPairs([partial])
+    data = JoinedPairs([bin_path.with_suffix("")])
     total = data.total
     if total < seq_len + 1:
         raise DataError(f"{source} gives {total} tokens, and one sample needs seq_len + 1 = {seq_len + 1}.")
@@ -211,15 +212,12 @@ def _import(source: Path, output: Path, partial: Path, facts: TokenizerFacts, se
     last = data.pairs[0].tokens[ends]
     for old in files_of(output):  # without its manifest, which goes first, the folder is no dataset
         old.unlink(missing_ok=True)
-    for path, end in ((bin_path, ".bin"), (idx_path, ".idx")):
-        path.replace(output / f"{PREFIX}{end}")
+    count, samples = len(documents) - 1, (total - 1) // seq_len
     manifest = DatasetManifest(
         **facts.in_manifest(), append_eod=facts.eos_id is not None and bool((last == facts.eos_id).all()),
-        seq_len=seq_len, documents=len(documents) - 1, tokens=total,
-        samples=(total - 1) // seq_len, text_column="", sources=rows,
-        files=fingerprints(output / PREFIX),
-        bad_line_count=0, bad_lines=[], tokenized_by="imported", unread=dict(unread), left_out=left_out,
-        parts=[{"prefix": PREFIX, "documents": len(documents) - 1, "tokens": total, "samples": (total - 1) // seq_len}],
+        seq_len=seq_len, text_column="", sources=rows, files=_finish(output / PREFIX), bad_line_count=0, bad_lines=[],
+        tokenized_by="imported", unread=dict(unread), left_out=left_out, documents=count, tokens=total, samples=samples,
+        parts=[{"prefix": PREFIX, "documents": count, "tokens": total, "samples": samples}],
     )  # fmt: skip
     manifest.save(output)
     return manifest
@@ -280,7 +278,7 @@ def merge(
     for _, prefix in jobs:
         _refuse_target(prefix, overwrite)
     for data, prefix in jobs:
-        _append(data, _partial(prefix, ""))
+        _append(data, prefix)
     for _, prefix in reversed(jobs):
         _finish(prefix)
     documents = [len(data.document_index) - 1 for data, _ in jobs]
@@ -288,11 +286,10 @@ def merge(
 
 
 def _append(data: JoinedPairs, prefix: Path) -> None:
-    bin_path, idx_path = (prefix.with_name(prefix.name + end) for end in (".bin", ".idx"))
-    with bin_path.open("wb") as out:
+    with _partial(prefix, ".bin").open("wb") as out:
         for chunk in data.chunks():
             out.write(chunk.data)
-    write_index(idx_path, data.dtype, data.lengths, data.document_index, data.modes)
+    write_index(_partial(prefix, ".idx"), data.dtype, data.lengths, data.document_index, data.modes)
 
 
 def merge_marked(folders: Sequence[Path], output: Path, *, overwrite: bool = False) -> DatasetManifest:
@@ -326,7 +323,7 @@ def merge_marked(folders: Sequence[Path], output: Path, *, overwrite: bool = Fal
                 pairs[mask_of(Path(name)).name].append(folder / shard.mask)
     for name, prefixes_ in pairs.items():
         if prefixes_:
-            _append(JoinedPairs(prefixes_), _partial(output / name, ""))
+            _append(JoinedPairs(prefixes_), output / name)
     for old in files_of(output):  # without its manifest, which goes first, the folder is no dataset
         old.unlink(missing_ok=True)
     files: dict[str, dict[str, Any]] = {}

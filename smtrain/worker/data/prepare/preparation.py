@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from smtrain.core.config.schema import digest
 from smtrain.worker.data.manifest import DatasetManifest, files_of, refuse_others
@@ -24,8 +24,8 @@ from smtrain.worker.data.prepare.prepare_options import Corpus
 from smtrain.worker.data.prepare.progress import DataProgress, console
 from smtrain.worker.data.prepare.resumable import Journal, publish, unfinished
 from smtrain.worker.data.prepare.shards import TextShard
-from smtrain.worker.data.prepare.spread.driver import Spread, SpreadJob, hub_sources, spread_out
-from smtrain.worker.data.prepare.spread.tally import SpreadTally
+from smtrain.worker.data.prepare.spread.driver import Spread, SpreadJob, spread_out
+from smtrain.worker.data.read.hub import HUB
 from smtrain.worker.data.tokenize import encoder
 from smtrain.worker.data.tokenize.encoder import Encoder, MismatchError, TokenizersEncoder
 
@@ -34,7 +34,6 @@ Say = Callable[[str], None]
 Report = Callable[[DataProgress], None]
 Pieces = Callable[[TextShard, int], Iterator[Piece]]
 """The pieces of a shard but those of its first blocks."""
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -71,16 +70,20 @@ class Preparation(ABC):
             refuse_others(*files_of(output))
         with unfinished(output, parts) as journal, ExitStack() as stack:
             report = progress or stack.enter_context(console())
-            tally: CorpusTally
-            if spread is not None:
-                tally = stack.enter_context(self._on_machines(spread, journal, report))
-            else:
-                tally = self._encoded(lambda chosen, name: self._here(chosen, name, journal, report))
+
+            def attempt(chosen: Encoder | None, name: str) -> CorpusTally:
+                if spread is None:
+                    return self._here(chosen, name, journal, report)
+                hub = tuple((uri, self.commits.get(uri)) for uri in self.sources if uri.startswith(HUB))
+                job = SpreadJob(self.key(elsewhere=True), self.corpus, self.tokenizer, name, hub)
+                return stack.enter_context(spread_out(spread, journal, job, report, self.say))
+
+            tally = self._encoded(attempt)
             stack.callback(tally.close)
             self.check(tally)
             return publish(journal, self._manifest(tally), output, spread.out if spread else None)
 
-    def _encoded(self, attempt: Callable[[Encoder | None, str], T]) -> T:
+    def _encoded(self, attempt: Callable[[Encoder | None, str], CorpusTally]) -> CorpusTally:
         """The result of an attempt with the fastest encoder, or with `tokenizers` if that one gives other ids."""
         if self.corpus.sequences:
             return attempt(None, "tokenizers")
@@ -125,16 +128,6 @@ class Preparation(ABC):
         tally = LocalTally(journal.folder, self.corpus, name)
         tally.begin()
         return tally
-
-    def _on_machines(self, spread: Spread, journal: Journal, report: Report) -> AbstractContextManager[SpreadTally]:
-        """Have the machines prepare everything but the manifest; their shares are kept until the context ends."""
-        key, hub = self.key(elsewhere=True), tuple(hub_sources(self.sources, self.commits))
-
-        def attempt(_: Encoder | None, name: str) -> AbstractContextManager[SpreadTally]:
-            job = SpreadJob(key, self.corpus, self.tokenizer, name, hub)
-            return spread_out(spread, journal, job, report, self.say)
-
-        return self._encoded(attempt)
 
     def _manifest(self, tally: CorpusTally) -> DatasetManifest:
         """Write the indexes of all files and describe the dataset."""

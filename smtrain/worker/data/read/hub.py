@@ -82,17 +82,8 @@ def commits_of(sources: Sequence[object]) -> dict[str, str]:
     return {uri: commit for uri, commit in commits.items() if commit}
 
 
-@dataclass(frozen=True)
-class HubFile:
-    """A file of a dataset: `path` is hf://datasets/NAME@COMMIT/FILE, or on this machine."""
-
-    path: str
-    name: str
-    bytes: int
-
-
-def hub_files(dataset: HubName, say: Callable[[str], None]) -> list[HubFile] | None:
-    """The files of the split (default: train) in order; None if `datasets` has to load the rows.
+def hub_files(dataset: HubName, say: Callable[[str], None]) -> list[tuple[str, str, int]] | None:
+    """The path, name and bytes of each file of the split (default: train); None if `datasets` has to load the rows.
 
     `say` receives splits that are left out, and the commit if none was named. Raises DataError if the dataset or the
     split does not exist.
@@ -120,7 +111,7 @@ def hub_files(dataset: HubName, say: Callable[[str], None]) -> list[HubFile] | N
     commits = {commit for _, commit in sizes}
     _say_commit(dataset, commits, say)
     return [
-        HubFile(f"hf://datasets/{name}@{commit}/{file}", f"{name}@{commit[:12]}/{file}", sizes[name, commit][file])
+        (f"hf://datasets/{name}@{commit}/{file}", f"{name}@{commit[:12]}/{file}", sizes[name, commit][file])
         for name, commit, file in files
     ]
 

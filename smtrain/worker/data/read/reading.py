@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from smtrain.core.config.textfiles import encoding_remedy
 from smtrain.core.errors import DataError, first_line
@@ -70,6 +71,13 @@ def strings(values: list[str] | pa.Array | None = None) -> Any:
     if isinstance(values, pa.Array):
         return values.cast(pa.large_string())
     return pa.array(values or [], pa.large_string())
+
+
+def buffers_of(texts: Any) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+    """The bounds of each text (large_string) in the bytes of their array, [n + 1], and these bytes."""
+    _, offsets, data = texts.buffers()
+    bounds = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    return bounds, np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
 
 
 @dataclass

@@ -17,7 +17,7 @@ from smtrain.core.facts import table
 from smtrain.core.near import hint, near_path
 from smtrain.core.protocol.s3_probe import unanswered
 from smtrain.core.protocol.uris import respelled
-from smtrain.worker.data.read.hub import HUB, HubFile, HubName, commit_of, hub_files, hub_rows, opened
+from smtrain.worker.data.read.hub import HUB, HubName, commit_of, hub_files, hub_rows, opened
 
 Format = Literal[
     "auto", "jsonl", "parquet", "arrow", "text", "megatron", "json", "csv", "mediawiki", "wikiextractor", "warc", "tar"
@@ -105,7 +105,7 @@ def _find(
     if text.startswith(HUB):
         dataset = HubName.of(text, commits.get(text))
         dataset = replace(dataset, commit=commit_of(dataset))
-        files = [_of_hub(file) for file in hub_files(dataset, say) or ()]
+        files = [_of_hub(*file) for file in hub_files(dataset, say) or ()]
         if files and all(file.kind for file in files):
             return files
         return [_local(path, name, "arrow") for path, name in hub_rows(dataset, say)]
@@ -167,9 +167,8 @@ def _kind_of_one(path: Path, format: Format) -> str:
     return kind
 
 
-def _of_hub(file: HubFile) -> SourceFile:
-    kind = textfiles.kind_of(file.name, lambda _: opened(file.path))
-    return SourceFile(file.path, file.name, kind or "", file.bytes, file.path)
+def _of_hub(path: str, name: str, size: int) -> SourceFile:
+    return SourceFile(path, name, textfiles.kind_of(name, lambda _: opened(path)) or "", size, path)
 
 
 def _local(path: Path, name: str, kind: str) -> SourceFile:

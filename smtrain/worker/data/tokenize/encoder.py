@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from smtrain.core.errors import SmtrainError
-from smtrain.worker.data.read.reading import strings
+from smtrain.worker.data.read.reading import buffers_of, strings
 from smtrain.worker.data.tokenize.gigatoken_adapt import Differences, adapted, compared, cut_at_digits, other_numerals
 from smtrain.worker.data.tokenize.tokenizer import load_tokenizer, settled_json
 
@@ -191,10 +191,8 @@ def _giga(tokenizer: Any, texts: Any, digits: bool = False) -> tuple[NDArray[Any
 
     ak: Any = awkward
 
-    _, offsets, data = texts.buffers()
-    offsets = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
-    content = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
-    texts_end, offsets = offsets, cut_at_digits(content, offsets) if digits else offsets
+    texts_end, content = buffers_of(texts)
+    offsets = cut_at_digits(content, texts_end) if digits else texts_end
     layout = ak.contents.ListOffsetArray(
         ak.index.Index64(offsets),
         ak.contents.NumpyArray(content, parameters={"__array__": "char"}),
@@ -226,7 +224,7 @@ def _drawn(texts: Any, first: bool) -> list[str]:
 
 def _batches(texts: Any) -> list[tuple[int, int]]:
     """Runs of documents of about _BATCH_BYTES: encodings of `tokenizers` take many times the memory of the text."""
-    offsets = np.frombuffer(texts.buffers()[1], np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    offsets, _ = buffers_of(texts)
     cuts, start = [], 0
     while start < len(texts):
         stop = int(np.searchsorted(offsets, offsets[start] + _BATCH_BYTES, "right")) - 1

@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from smtrain.worker.data.read.reading import buffers_of
 from smtrain.worker.data.tokenize.gigatoken_characters import CHARACTERS
 
 _MANY = 0.05
@@ -143,6 +144,8 @@ class Differences:
 
     def find(self, texts: Any) -> NDArray[np.int64]:
         """Numbers of such documents in `texts` (Arrow large_string), ascending."""
+        if not len(texts):
+            return np.zeros(0, np.int64)
         near = self._near(texts)
         if len(near):
             some = texts.take(pa.array(near)) if len(near) < len(texts) else texts
@@ -150,20 +153,14 @@ class Differences:
         return np.union1d(near, self._with_missing(texts)) if self._missing else near
 
     def _with_missing(self, texts: Any) -> NDArray[np.int64]:
-        _, offsets, data = texts.buffers()
-        if data is None or not len(texts):
-            return np.zeros(0, np.int64)
-        bounds = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
-        places = holding(np.frombuffer(data, np.uint8)[bounds[0] : bounds[-1]], self._missing)
+        bounds, data = buffers_of(texts)
+        places = holding(data[bounds[0] : bounds[-1]], self._missing)
         return np.unique(np.searchsorted(bounds, places + bounds[0], "right") - 1)
 
     def _near(self, texts: Any) -> NDArray[np.int64]:
         """Documents with a character that has the same first two bytes as one of the characters."""
-        _, offsets, data = texts.buffers()
-        if data is None or not len(texts):
-            return np.zeros(0, np.int64)
-        bounds = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
-        content = np.frombuffer(data, np.uint8)[bounds[0] : bounds[-1]]
+        bounds, data = buffers_of(texts)
+        content = data[bounds[0] : bounds[-1]]
         places = np.flatnonzero(content >= self._least)
         if len(places) > _MANY * len(content):
             return np.arange(len(texts))

@@ -10,9 +10,9 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -45,7 +45,6 @@ from smtrain.worker.data.prepare.spread.work import (
     keep_first,
     write_output,
 )
-from smtrain.worker.data.read.hub import HUB
 from smtrain.worker.data.tokenize.encoder import MismatchError
 
 PASS_BYTES = 512 << 20
@@ -300,30 +299,25 @@ class Driver:
         return outputs
 
 
-HubSource = tuple[str, "str | None"]
-"""An hf:// path, and the commit at which all machines read it."""
-
-
-def hub_sources(sources: Sequence[str], commits: Mapping[str, str]) -> list[HubSource]:
-    """The sources that every machine loads by itself."""
-    return [(source, commits.get(source)) for source in sources if source.startswith(HUB)]
-
-
 @dataclass(frozen=True)
 class SpreadJob:
-    """A preparation: the digest of text and settings, and what `WorkContext` and `Driver` need."""
+    """A preparation: the digest of text and settings, and what `WorkContext` and `Driver` need.
+
+    `hub` are the hf:// paths that every machine loads by itself, with the commits at which they are read.
+    """
 
     key: str
     corpus: Corpus
     tokenizer: Path
     encoder: str
-    hub: tuple[HubSource, ...]
+    hub: tuple[tuple[str, str | None], ...]
 
 
+@contextmanager
 def spread_out(
     spread: Spread, journal: Journal, job: SpreadJob, report: Callable[[DataProgress], None],
     say: Callable[[str], None],
-) -> AbstractContextManager[SpreadTally]:  # fmt: skip
+) -> Iterator[SpreadTally]:  # fmt: skip
     """Have the machines write the files of a dataset, to the journal's folder or to `spread.out`.
 
     The shares are deleted when the context ends, unless by a fault that another attempt may not meet.
@@ -338,18 +332,10 @@ def spread_out(
     )  # fmt: skip
     driver = Driver(spread, context, corpus, report, say)
     try:
-        tally = driver.run()
-    except DataError:
-        _clear(work)
-        raise
-    finally:
-        driver.say_hosts()
-    return _kept(tally, work)
-
-
-@contextmanager
-def _kept(tally: SpreadTally, work: str) -> Iterator[SpreadTally]:
-    try:
+        try:
+            tally = driver.run()
+        finally:
+            driver.say_hosts()
         yield tally
     except DataError:
         _clear(work)
