@@ -171,7 +171,8 @@ def _of_peft(location: Place, shape: ModelShape) -> Adapter:
         if both[A].shape[0] != rank * count or both[B].shape[1] != rank * count:
             raise CheckpointError(
                 f"{location}: the factors of {module[:200]} have rank {both[A].shape[0] // count} and "
-                f"{both[B].shape[1] // count}, and {CONFIG} says {rank}; copy both files from the same adapter.",
+                f"{both[B].shape[1] // count}, and {CONFIG} says {rank}; copy both files from the same adapter"
+                + (", or name the model that it was trained on, which may have other experts." if stacked else "."),
                 code="checkpoint.other_model",
             )
         alpha = _pattern(config["alpha_pattern"], module, config["lora_alpha"])
@@ -200,14 +201,10 @@ def _stacked(module: str, config: Mapping[str, Any], shape: ModelShape) -> tuple
     path = path if inner == "base_layer" else module
     if shape.experts is None or not path.endswith("mlp.experts"):
         return None
-    named = [name for name in STACKED for target in config["target_parameters"] if _ends(f"mlp.{name}", target)]
-    leaf = (named[0] if inner == "base_layer" else named[-1]) if named else STACKED[-1]
-    return f"{path}.{leaf.rpartition('.')[2]}", shape.experts.count
-
-
-def _ends(name: str, target: str) -> bool:
-    """Whether one of the two names ends with the other, as of a block's part and of the whole path."""
-    return f".{name}".endswith(f".{target}") or f".{target}".endswith(f".{name}")
+    names = [f"{path}.{name.rpartition('.')[2]}" for name in STACKED]
+    named = [n for n in names if any(f".{n}".endswith(f".{target}") for target in config["target_parameters"])]
+    named = named or names[-1:]
+    return named[0] if inner == "base_layer" else named[-1], shape.experts.count
 
 
 def _are_turned(parts: Mapping[str, Mapping[str, Bits]], config: Mapping[str, Any], shape: ModelShape) -> bool:

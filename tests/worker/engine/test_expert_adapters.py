@@ -150,7 +150,7 @@ def test_peft_and_transformers_read_what_is_exported(
 @pytest.mark.parametrize(("name", "parameters", "modules"), [
     ("mixtral", ["mlp.experts.gate_up_proj", "experts.down_proj", "mlp.gate.weight"], ["q_proj"]),
     ("mixtral", [], ["w1", "w2", "w3", "v_proj"]),
-    ("qwen3_moe", ["gate_up_proj"], ["o_proj"]),
+    ("qwen3_moe", ["gate_up_proj", "model.layers.2.mlp.experts.down_proj"], ["o_proj"]),
     ("gpt_oss", ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"], ["q_proj"]),
     ("gpt_oss", ["experts.down_proj"], []),
 ])  # fmt: skip
