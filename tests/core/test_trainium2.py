@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from smtrain.core.facts import table
 from smtrain.core.facts.trainium2 import instead, pairs_of, tiles, torus_chip, torus_sentence, untiled
+from tests.tiers import examples
 
 SPANS = [*({n} for n in range(4)), {0, 1}, {1, 2}, {2, 3}, {3, 0}, {0, 1, 2, 3}]
 SHAPES = {frozenset(4 * row + column for row, column in product(rows, columns)) for rows in SPANS for columns in SPANS}
@@ -87,7 +88,7 @@ def test_lnc_1_has_eight_processes_on_a_chip() -> None:
     assert {"ml.trn1.32xlarge", "ml.trn2.3xlarge", "trn3-gen1", "trn3-gen2", "ml.p5.48xlarge"} <= others
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(data=st.data(), hosts=st.integers(1, 4), host=st.sampled_from([2, 4, 8, 16, 32, 48, 64]), tied=st.booleans())
 def test_every_group_of_every_host_counts(data: st.DataObject, hosts: int, host: int, tied: bool) -> None:
     world = hosts * host

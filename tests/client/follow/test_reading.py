@@ -19,6 +19,7 @@ from smtrain.client.follow.merge import ReorderBuffer
 from smtrain.client.follow.reading import MINUTE, LogReading, SeenEvents, last_lines
 from smtrain.core.errors import JobError
 from smtrain.core.protocol.log_lines import Line
+from tests.tiers import examples
 
 from .cloudwatch import Logs, SageMaker, description, error, target, unreachable
 
@@ -39,7 +40,7 @@ def reading_of(logs: Logs, **options: Any) -> LogReading:
     return LogReading(target(logs), "job", options.pop("host", None), Patience(1.0), **options)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(events, st.integers(1, 7))
 def test_whatever_arrives_whenever_is_given_once(written: list[tuple[str, int, str, int]], page: int) -> None:
     logs = Logs(page)
@@ -154,7 +155,7 @@ def test_no_job_is_a_sentence() -> None:
         list(follow(Logs(), sagemaker).events())
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(written=events, left_after=st.integers(0, 30))
 def test_a_follow_that_is_left_goes_on_at_the_same_line(
     tmp_path_factory: pytest.TempPathFactory, written: list[tuple[str, int, str, int]], left_after: int

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import smtrain
 from smtrain.stages import STAGES, stages_of
+from tests.tiers import examples
 
 AWS: dict[str, Any] = {
     "target": "aws",
@@ -156,7 +157,7 @@ def test_a_region_without_a_known_registry_needs_an_image(raw: dict[str, Any]) -
     ] == "a/b:c"  # fmt: skip
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(name=st.from_regex(r"[a-zA-Z0-9](-?[a-zA-Z0-9]){0,17}", fullmatch=True), count=st.sampled_from([1, 2, 4, 32]))
 def test_any_run_name_gives_a_legal_job_name(name: str, count: int) -> None:
     raw = {

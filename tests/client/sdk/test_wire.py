@@ -14,6 +14,7 @@ from smtrain.client.backends.sagemaker.target import Target
 from smtrain.client.sdk import build, installed
 from smtrain.core.config import Stage
 from tests.client.sdk.wire import OF_ANY_CONFIG, SDK, Wire, canonical, sent, start, target_with
+from tests.tiers import examples
 
 # The remaining differences between the ways to send a request, and why; none is in a request's fields.
 REST = {
@@ -36,7 +37,7 @@ def test_the_sdk_sends_what_boto3_sends(config: str, stage: Stage, request: pyte
 OWN = "111122223333.dkr.ecr.us-west-2.amazonaws.com/own:1"
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(
     spot=st.booleans(), retries=st.none() | st.integers(1, 30), isolation=st.booleans(), encrypt=st.booleans(),
     kms=st.booleans(), vpc=st.booleans(), chaining=st.booleans(), keep=st.sampled_from([0, 600]),

@@ -18,6 +18,7 @@ from smtrain.worker.checkpoint.native.reader import NativeSource
 from smtrain.worker.checkpoint.targets import HuggingFace, Native
 from smtrain.worker.engine.native import scaling
 from smtrain.worker.engine.native.scaling import FIRST, FLOOR, GOOD_STEPS, LossScale
+from tests.tiers import examples
 from tests.worker.engine import cases
 from tests.worker.engine.cases import CONFIGS, mesh
 from tests.worker.engine.world import World
@@ -63,7 +64,7 @@ def test_resuming_is_bit_identical(four: World, tmp_path: Path) -> None:
     assert Manifest.read(tmp_path / "cut" / "step_00000002").loss_scale == saved.loss_scale
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 @given(st.lists(st.booleans(), min_size=1, max_size=24))
 def test_the_scale_is_that_of_torchs_gradscaler(overflows: list[bool]) -> None:
     ours, kept = LossScale(torch.device("cpu")), scaling.GOOD_STEPS
