@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import boto3
 import pytest
 from botocore.validate import ParamValidator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import smtrain
+from smtrain.core.botocore_models import described
 from smtrain.stages import STAGES, stages_of
 from tests.tiers import examples
 
@@ -23,8 +23,7 @@ ROLE = "arn:aws:iam::111122223333:role/training"
 
 
 def faults(request: dict[str, Any]) -> str:
-    client = boto3.client("sagemaker", region_name="us-east-1", aws_access_key_id="x", aws_secret_access_key="x")
-    shape = client.meta.service_model.operation_model("CreateTrainingJob").input_shape
+    shape = described("sagemaker").operation_model("CreateTrainingJob").input_shape
     report: str = ParamValidator().validate(request, shape).generate_report()
     return report
 
