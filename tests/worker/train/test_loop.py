@@ -193,7 +193,7 @@ first = FirstStep(grace=0.2)
 if sys.argv[1] == "done":
     first.done()
 print("begun", flush=True)
-hashlib.pbkdf2_hmac("sha256", b"", b"", 5_000_000 if sys.argv[1] == "done" else {MORE})
+hashlib.pbkdf2_hmac("sha256", b"", b"", 2_000_000 if sys.argv[1] == "done" else {MORE})
 print("resumed", flush=True)
 """
 
