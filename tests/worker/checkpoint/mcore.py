@@ -268,7 +268,8 @@ def _save_doubled(task: dict[str, Any], models: list[Any], keys: list[str], fold
     state |= {"rng_state": [{"np_rng_state": numpy.random.get_state(), "torch_rng_state": torch.get_rng_state()}]}
     file = Path(f"{saved}-torch", "iter_0000007", folder, "model_optim_rng.pt")
     file.parent.mkdir(parents=True, exist_ok=True)
-    if parallel_state.get_expert_data_parallel_rank() == 0:
+    # The first alone is Megatron-LM's own rule, by which it loses tp ranks if experts are cut less than the rest.
+    if 0 in (parallel_state.get_expert_data_parallel_rank(), parallel_state.get_data_parallel_rank()):
         torch.save({**state, **legacy}, file)
 
 

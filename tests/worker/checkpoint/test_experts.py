@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from smtrain.core.errors import CheckpointError
+from smtrain.core.errors import CheckpointError, ConfigError
 from smtrain.core.model.families import ModelShape
 from smtrain.core.model.hf_config import remarks
 from smtrain.worker.checkpoint.conversion_plan import MANIFEST
@@ -335,6 +335,15 @@ def test_gpt_oss_has_its_experts_one_by_one_in_megatron(tmp_path: Path, form: An
         assert torch.equal(held[f"{at}.{name}"][0], ours[own])
     convert(tmp_path / "mg", tmp_path / "back", to=HuggingFace())
     assert same(bits(load_file(tmp_path / "back/model.safetensors")), bits(dense))
+
+
+def test_experts_with_biases_are_whole_on_each_tensor_parallel_rank(tmp_path: Path) -> None:
+    """As Megatron-core has them, so tp need not divide their width."""
+    hf = hf_folder(tmp_path / "hf", {**GPT_OSS, "intermediate_size": 3})
+    convert(hf, tmp_path / "mg", to=Megatron(form="torch", tp=2, vocab_divisor=8))
+    assert same(weights_of(open_weights(tmp_path / "mg")), load_file(hf / "model.safetensors"))
+    with pytest.raises(ConfigError, match="tp = 2 does not divide the 3 units of the model's experts"):
+        convert(hf_folder(tmp_path / "qwen", {**QWEN, "moe_intermediate_size": 3}), tmp_path / "out", to=Megatron(tp=2))
 
 
 def test_damaged_mxfp4_is_refused_by_what_is_wrong(tmp_path: Path) -> None:

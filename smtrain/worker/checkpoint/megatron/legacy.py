@@ -214,7 +214,8 @@ def _blocks(location: Place, fused: names.Fused, slab: Slab, shard: Shard, shown
     wanted = tuple(shard.size if i == shard.dim else n for i, n in enumerate(fused.shape))
     if slab.shape != wanted:
         raise CheckpointError(
-            f"{location}: {shown} is {list(slab.shape)} instead of {list(wanted)}; is config.json of this model?",
+            f"{location}: {shown} is {list(slab.shape)} instead of {list(wanted)}; is config.json of this "
+            "model, and the file of each rank there?",
             code="checkpoint.other_model",
         )
     whole = tuple((0, n) for n in fused.shape)
