@@ -12,6 +12,8 @@ from smtrain.client.backends.choose import place_of
 from smtrain.client.backends.job_registry import CLUSTERS
 from smtrain.client.jobs.listing import job_of
 from smtrain.core.config.cluster import Cluster
+from smtrain.tools.report.gather import gather
+from smtrain.tools.report.report import page
 from testing.plane import plane
 
 HASHES = ("11111111", "22222222")
@@ -43,6 +45,18 @@ def test_the_job_that_runs_comes_before_newer_ones(local_home: Path) -> None:
     control.synthetic_job(name=f"busy-train-{HASHES[1]}", lines=1)
     assert job_of("busy", "local").name == running.name
     control.release(running)
+
+
+def test_findings_about_the_training_are_in_the_status_and_the_report(
+    local_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    finding = "at step 32 the router of layer 0 has fallen; raise train.aux_loss"
+    words = {"algo-1": [f"warning: {finding}", "warning: of something else"]}
+    job = plane(local_home).synthetic_job(hosts=1, lines=2, name=f"fallen-train-{HASHES[0]}", last_words=words)
+    assert job_of(job.name, "local").warnings == [finding]
+    status.app(args=[job.name, "--target", "local"], standalone_mode=False)
+    assert f"warning:     {finding}\n" in capsys.readouterr().out
+    assert f"Warning: {finding}." in page(gather("fallen", "local"))
 
 
 @pytest.mark.parametrize(
