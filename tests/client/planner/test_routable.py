@@ -104,8 +104,10 @@ def test_what_a_refused_mesh_is_told_to_take_runs(
     train = {"adapter": {"rank": 8}} if adapter else {}
     compute = {"processes_per_instance": processes} if processes else {}
     raw = of(model, parallel, copies * micro * slots, count, train=train, compute=compute)
-    told = [fault for fault in faults(raw) if fault.startswith("parallel: with")]
-    assert len(told) == len(faults(raw)) <= 1
+    refused = faults(raw)
+    assume(not any("for which smtrain has no adapters" in fault for fault in refused))
+    told = [fault for fault in refused if fault.startswith("parallel: with")]
+    assert len(told) == len(refused) <= 1
     if not told:
         return
     if "take GPUs" in told[0]:
