@@ -23,7 +23,7 @@ RETRIES = 2
 """Further tries of a task whose process or machine died; a share that crashes each time is set aside."""
 _LOST = 20  # tries of a task whose machine was lost
 _AHEAD = 2
-_LARGE = 2  # large tasks of a machine at a time, in one process
+_LARGE = 2  # large tasks of a machine at a time, on our own clusters in one process
 _LOOK_S = 1.0
 _ANSWERS_WITHIN = 45.0  # Ray ends a driver whose cluster has not answered for 60 s, without a word of ours
 TASK_ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}  # a task has its cores
@@ -117,10 +117,12 @@ class RayExecutor:
         lost: Counter[Any] = Counter()
 
         def submit(some: list[tuple[Any, tuple[Any, ...]]]) -> None:
-            task = remote.options(num_cpus=each if large else share, max_retries=RETRIES)
+            take = max(1, each * together // _LARGE) if large else share
+            task = remote.options(num_cpus=take, max_retries=RETRIES)
             running[task.remote(function, [arguments for _, arguments in some], *known)] = some
 
         share = 1 if threads else round(1 / self._unit, 4)
+        together = min(_LARGE, self._unit) if large else 1  # a whole machine may never be free on a shared cluster
         cpus, each, looked, more = 0, 1, 0.0, True
         try:
             while True:
@@ -131,7 +133,7 @@ class RayExecutor:
                     looked = time.monotonic()
                     waiting()
                 while more and len(running) < max(2, _AHEAD * cpus / share):
-                    some = list(islice(items, _LARGE if large else 1))
+                    some = list(islice(items, together))
                     if not some:
                         more = False
                         break
