@@ -49,6 +49,10 @@ def config(**train: Any) -> Any:
     }  # fmt: skip
 
 
+ABSENT = {"router", "sorting rows", "experts", "expert parallel", "context parallel"}
+"""Parts of experts (tests/worker/engine/test_experts.py) and of cut rows, which this run has not."""
+
+
 def records(root: Path) -> list[tuple[float, float]]:
     lines = (root / "output/data/metrics.jsonl").read_text().splitlines()
     return [(record["loss"], record["grad_norm"]) for record in map(json.loads, lines)]
@@ -72,14 +76,14 @@ def test_steps_are_traced_and_their_parts_add_up(four: World, prepared: Shell, t
         events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
         ranges = Counter(e["name"] for e in events if e.get("cat") == "user_annotation")
         assert ranges["smtrain: step"] == ranges["smtrain: forward and backward"] == 2
-        assert {f"smtrain: {name}" for name in PARTS} <= ranges.keys()
+        assert {f"smtrain: {name}" for name in PARTS if name not in ABSENT} <= ranges.keys()
         assert any("aten::" in e.get("name", "") for e in events)
 
     record = json.loads((folder / "parts.json").read_text())
     assert record["steps"] == 2
     assert len(record["ranks"]) == 4
     for rank in record["ranks"]:
-        assert all(value > 0 for value in rank["parts"].values())
+        assert all((value > 0) != (name in ABSENT) for name, value in rank["parts"].items())
         assert 0.95 * rank["step"] <= sum(rank["parts"].values()) <= rank["step"], "a step is its parts within 5 %"
 
 
