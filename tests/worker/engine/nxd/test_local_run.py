@@ -82,6 +82,25 @@ def test_from_text_to_a_model_and_on_again(local_home: Path, trained_inputs: dic
 
 
 @pytest.mark.nxd
+def test_stages_of_unequal_layers_train_and_resume_as_with_the_native_engine(
+    local_home: Path, trained_inputs: dict[str, Path]
+) -> None:
+    uneven = {"parallel": {"pp": 2, "layers_per_stage": [1, 3]}}
+    first = smtrain.run({**config(trained_inputs, "nxd-uneven"), **uneven}, say=_silent).loss
+    native = {**config(trained_inputs, "native-uneven", engine="native"), **uneven}
+    known = [smtrain.launch(native, stage=stage, say=_silent) for stage in ("prepare", "convert", "train")][-1]
+    assert len(first) == 4
+    assert all(abs(loss - other["loss"]) < 1e-5 for loss, other in zip(first, known.records, strict=True))
+    as_cuts = {**config(trained_inputs, "nxd-uneven", steps=6), "parallel": {"pp": 2, "pipeline_cuts": [0]}}
+    again = smtrain.run(as_cuts, say=_silent)
+    assert again.loss[:4] == first
+    assert resumed_from(again, "step_00000004")
+    even = {**config(trained_inputs, "nxd-uneven", steps=8), "parallel": {"pp": 2}}
+    with pytest.raises(JobError, match=r"was written with pipeline_cuts \[0\] \(here \[\]\).*`smtrain convert`"):
+        smtrain.launch(even, stage="train", say=_silent)
+
+
+@pytest.mark.nxd
 def test_instruction_data_and_masked_documents_train_and_validate_as_with_the_native_engine(
     local_home: Path, trained_inputs: dict[str, Path], tmp_path: Path
 ) -> None:
