@@ -130,6 +130,11 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name in _HOME:
+        import sys
+
+        loaded = getattr(sys.modules.get(_HOME[name]), name, None)
+        if loaded is not None:
+            return loaded
         from importlib import import_module
 
         from smtrain.core.extras import collector_paused, missing

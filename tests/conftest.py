@@ -199,8 +199,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Let garbage collection, off until now, never look at what collection has made and imported: all of it stays."""
+    """Count what collection has made and imported, without garbage collection until now, as old: all of it stays.
+
+    It is not left frozen, because `collector_paused` asks whether something is, which visits all frozen objects.
+    """
     gc.freeze()
+    gc.unfreeze()
     gc.enable()
 
 
