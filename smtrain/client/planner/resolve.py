@@ -139,7 +139,10 @@ def _whole(drafted: Draft, *, shape_alone: bool = False) -> JobConfig:
             parents.forget()
         config, undecided = _settled(drafted, config)
         left_out = drafted.left_out | undecided
-        faults += faults_of(config, left_out, shape_alone=shape_alone)
+        checked = list(faults_of(config, left_out, shape_alone=shape_alone))
+        if any(fault.startswith("model.path:") for fault in checked):  # of which the search for a mesh says less
+            faults = [fault for fault in faults if not fault.startswith("model.path:")]
+        faults += checked
         faults += _of_named(config, left_out) if not faults else []
         for key, path in _run_paths(config).items() if not faults else ():
             faults += _of_parent(config, key, path)

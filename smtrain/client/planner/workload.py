@@ -71,7 +71,12 @@ def shape_of(config: JobConfig) -> ModelShape:
     if "://" not in config.model.path:
         file = Path(config.model.path) / "config.json"
         try:
-            return ModelShape.from_config(json.loads(file.read_text("utf-8")))
+            described = json.loads(file.read_text("utf-8"))
+            if not isinstance(described, dict):
+                raise ValueError(f"it holds {type(described).__name__}, no JSON object")
+            return ModelShape.from_config(described)
+        except SmtrainError as error:
+            raise ConfigError(f"model.path: {error}", code=error.code) from None
         except (OSError, ValueError) as error:
             raise ConfigError(
                 f"model.path: {file} cannot be read ({first_line(error)}); mend it there, or copy this file again",
