@@ -136,7 +136,7 @@ class _Ways:
         self._needs = shared.setdefault((machine.accelerated, machine.neuron), {})
         self._k = Coefficients.fitted(machine)
         self.degrees = tensor_degrees(work, machine)
-        self._slots: dict[tuple[int, int, int, int], tuple[dict[_Layers, float], list[_Slot]]] = {}
+        self._exchanges: dict[tuple[int, int, int, int, bool], dict[_Layers, float]] = {}
         kind = machine.core_flops, machine.core_bytes, machine.cores, machine.link, machine.chip
         self._made = slots.setdefault(kind, {})
         self._known: dict[tuple[int, int, int, int, int], tuple[Mesh, float, float] | None] = {}
@@ -150,15 +150,16 @@ class _Ways:
 
     def _find(self, tp: int, pp: int, dp: int, ep: int, cp: int) -> tuple[Mesh, float, float] | None:
         work, machine, key = self._work, self._machine, (tp, pp, ep, cp)
-        if key not in self._slots:
-            if key not in self._made:
-                self._made[key] = self._make(tp, pp, ep, cp)
-            exchange = {
-                layers: exchange_time(work, machine, Mesh(tp, pp, 1, layers=layers, ep=ep, cp=cp), self._k)
-                for layers in {slot[2] for slot in self._made[key]}
+        if key not in self._made:
+            self._made[key] = self._make(tp, pp, ep, cp)
+        slots = self._made[key]
+        known = (*key, ep == dp * cp)  # then no other rank has the same experts
+        if known not in self._exchanges:
+            self._exchanges[known] = {
+                layers: exchange_time(work, machine, Mesh(tp, pp, dp, layers=layers, ep=ep, cp=cp), self._k)
+                for layers in {slot[2] for slot in slots}
             }
-            self._slots[key] = exchange, self._made[key]
-        exchange, slots = self._slots[key]
+        exchange = self._exchanges[known]
         timed = []
         for m, r, layers, slot, middle in slots:
             if work.global_batch % (dp * m) == 0:

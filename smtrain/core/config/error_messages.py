@@ -181,7 +181,7 @@ def key_meant(root: type[BaseModel], key: str, *, close: bool = True) -> str | N
     if here := next((known for known in aliases if head and known.startswith(f"{head}.")), None):
         return here
     near = nearest(last, siblings, cutoff=0.85)
-    if near and not aliases:  # recompute is another tool's name, not a slip of compute
+    if near and (head or not aliases):  # recompute is another tool's name, not a slip of section compute
         return f"{head}.{near}" if head else near
     others = [known for known in keys if known.rpartition(".")[2] == word]
     if len(others) == 1:
