@@ -71,7 +71,11 @@ def test_the_token_is_read_in_the_container_and_lies_nowhere(
 @pytest.mark.parametrize(
     ("token", "reason"),
     [
-        ({"ssm": "/nowhere"}, r"model\.token: /nowhere could not be read \(ParameterNotFound\)"),
+        pytest.param(
+            {"ssm": "/nowhere"},
+            r"model\.token: /nowhere could not be read \(ParameterNotFound\)",
+            marks=pytest.mark.full,
+        ),
         (None, r"hf://org/gated@main could not be fetched \(GatedRepoError\).*model\.token"),
     ],
 )

@@ -139,7 +139,7 @@ def batches(shell: Shell) -> int:
     return held_out.batches
 
 
-@pytest.mark.sample(1)
+@pytest.mark.full  # the gate resumes in test_resume.py and validates in the other tests here
 @pytest.mark.parametrize(("method", "validations"), [("begin_step", 4), ("evaluate", 0), ("evaluate", 2)])
 def test_killed_it_resumes_with_the_same_numbers(
     two: World, shell: Shell, known: Records, method: str, validations: int
