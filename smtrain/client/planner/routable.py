@@ -11,10 +11,11 @@ from math import gcd
 from smtrain.client.planner.resolve_mesh import with_sizes
 from smtrain.client.planner.workload import shape_of
 from smtrain.core.config.checks.machines import MESH_KEYS, mesh_fits
+from smtrain.core.config.checks.mesh import unconnected_group
 from smtrain.core.config.checks.rule import Fault
 from smtrain.core.config.schema import JobConfig
 from smtrain.core.errors import ConfigError
-from smtrain.core.facts.trainium2 import SIDE, Group, instead, pairs_of, torus_chip, torus_sentence, untiled
+from smtrain.core.facts.trainium2 import SIDE, Group, instead, torus_chip, torus_sentence, untiled
 
 _MOST = 16
 """Hosts that a remedy proposes at most, unless the config has more."""
@@ -34,18 +35,11 @@ def torus_faults(config: JobConfig) -> Iterator[Fault]:
 
 def broken_group(config: JobConfig) -> Group | None:
     """The first group of a config's mesh that its machines cannot form; None if they form all."""
-    chip = torus_chip(config.compute.instance_type, config.lnc)
-    if chip is None or config.own_machine is not None:
-        return None
-    parallel = config.parallel
     try:
         tied = shape_of(config).tied
     except ConfigError:  # reported when the model is read
         tied = False
-    pairs = pairs_of(parallel.pp, tied=tied)
-    return untiled(
-        parallel.tp, parallel.pp, config.dp, config.processes_per_instance, chip, pairs, parallel.cp, parallel.ep
-    )
+    return unconnected_group(config, tied=tied)
 
 
 def _remedy(config: JobConfig, chip: int) -> str:

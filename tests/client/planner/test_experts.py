@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from math import inf, log
 from pathlib import Path
@@ -243,3 +244,17 @@ def test_options_of_experts_are_refused_for_a_dense_model_that_is_known_by_name(
     asked[section] = {**asked.get(section, {}), key: 1.5}
     with pytest.raises(ConfigError, match=f"{section}.{key}: a llama model has no experts; leave it out"):
         smtrain.plan(asked, model="llama-3.1-8b")
+
+
+def test_the_ep_that_a_fault_names_is_one_that_the_torus_connects(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**QWEN3_30B, "num_experts": 96}))
+    asked = given(instance_type="ml.trn2.48xlarge", instance_count=2)
+    asked |= {"model": {"path": str(tmp_path), "init": "scratch"}, "data": {"prepared": "s3://bucket/data"}}
+    asked["parallel"] = {"tp": 1, "pp": 1, "ep": 64}
+    with pytest.raises(ConfigError) as raised:
+        smtrain.load_config(asked, target="aws")
+    [fault] = raised.value.faults
+    found = re.fullmatch(r"parallel\.ep = 64 does not divide the 96 experts .*; ep = (\d+) would do", fault)
+    assert found
+    asked["parallel"]["ep"] = int(found[1])
+    assert smtrain.load_config(asked, target="aws").parallel.ep == int(found[1])

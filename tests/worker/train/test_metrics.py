@@ -28,6 +28,14 @@ MIXTRAL: dict[str, Any] = {
 }  # fmt: skip
 
 
+def collected(request: dict[str, Any], line: str) -> dict[str, list[float]]:
+    """The numbers that CloudWatch finds in a line of the log, by the name of their metric."""
+    return {
+        definition["Name"].removeprefix("train:"): [float(number) for number in re.findall(definition["Regex"], line)]
+        for definition in request["AlgorithmSpecification"]["MetricDefinitions"]
+    }
+
+
 @pytest.mark.parametrize(("loss", "norm"), [(2.5, 0.25), (1e-7, 12345.0)])
 def test_the_metric_definitions_find_every_number_in_a_steps_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], loss: float, norm: float
@@ -68,10 +76,7 @@ def test_the_numbers_of_pairs_are_in_every_place(tmp_path: Path, capsys: pytest.
         compute={"instance_type": "ml.p5.48xlarge", "region": "us-west-2", "role": ROLE},
         output={"s3_uri": "s3://bucket/out"},
     )  # fmt: skip
-    found = {
-        definition["Name"].removeprefix("train:"): [float(number) for number in re.findall(definition["Regex"], line)]
-        for definition in request["AlgorithmSpecification"]["MetricDefinitions"]
-    }
+    found = collected(request, line)
     wanted = {**pairs.numbers(), "val_loss": 0.6, "val_accuracy": 0.5, "val_margins": 0.125}
     board = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     (record,) = [json.loads(one) for one in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -167,9 +172,6 @@ def test_the_numbers_of_a_router_are_metrics_of_a_mixtures_job(
         compute={"instance_type": "ml.p5.48xlarge", "region": "us-west-2", "role": ROLE},
         output={"s3_uri": "s3://bucket/out"},
     )  # fmt: skip
-    found = {
-        definition["Name"].removeprefix("train:"): [float(number) for number in re.findall(definition["Regex"], line)]
-        for definition in request["AlgorithmSpecification"]["MetricDefinitions"]
-    }
+    found = collected(request, line)
     assert {name: [number] for name, number in routing.numbers().items()}.items() <= found.items()
     assert found["loss"] == [2.5]

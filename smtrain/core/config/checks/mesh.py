@@ -7,7 +7,7 @@ from math import log2
 from typing import Any
 
 from smtrain.core.config.schema import JobConfig
-from smtrain.core.facts.trainium2 import pairs_of, torus_chip, untiled
+from smtrain.core.facts.trainium2 import Group, pairs_of, torus_chip, untiled
 from smtrain.core.model.families import ModelShape
 
 _DEGREES = ("tp", "pp", "cp", "ep", "dp")
@@ -24,7 +24,8 @@ def mesh_instead(config: JobConfig, shape: ModelShape, faults_of: Callable[[JobC
     nearest = sorted(_candidates(config, shape), key=lambda values: _distance(config, values))
     for values in nearest:
         other = _with(config, values)
-        if not _torn(other, shape) and accepted.issuperset(faults_of(other)):
+        torn = config.target != "local" and unconnected_group(other, tied=shape.tied)
+        if not torn and accepted.issuperset(faults_of(other)):
             return would_do(_changes(config, values))
     return would_do(_changes(config, nearest[0]))  # the other faults name their own remedies
 
@@ -80,11 +81,14 @@ def _with(config: JobConfig, values: dict[str, int]) -> JobConfig:
     })  # fmt: skip
 
 
-def _torn(config: JobConfig, shape: ModelShape) -> bool:
-    """Whether the machines' torus does not connect a group of the mesh."""
+def unconnected_group(config: JobConfig, *, tied: bool) -> Group | None:
+    """The first group of a config's mesh that its machines' torus does not connect; None if it connects all.
+
+    `tied` as `ModelShape.tied`. An ep that divides no group of processes is a fault by itself, and not counted.
+    """
     chip, parallel = torus_chip(config.compute.instance_type, config.lnc), config.parallel
-    if chip is None or config.own_machine is not None or config.target == "local":
-        return False
-    pairs = pairs_of(parallel.pp, tied=shape.tied)
-    each = config.processes_per_instance
-    return untiled(parallel.tp, parallel.pp, config.dp, each, chip, pairs, parallel.cp) is not None
+    if chip is None or config.own_machine is not None:
+        return None
+    ep = 1 if config.shards % parallel.ep else parallel.ep
+    pairs, each = pairs_of(parallel.pp, tied=tied), config.processes_per_instance
+    return untiled(parallel.tp, parallel.pp, config.dp, each, chip, pairs, parallel.cp, ep)
