@@ -236,7 +236,8 @@ def _refuse_others(different: Sequence[_Item]) -> None:
 
 def _is_same(item: _Item) -> bool:
     """True if the file has the object's content: S3's ETag is the MD5 of an object that was sent in one piece."""
-    return item.path.stat().st_size == item.size and item.etag == md5_of(item.path)
+    of_one_piece = len(item.etag) == 32
+    return of_one_piece and item.path.stat().st_size == item.size and item.etag == md5_of(item.path)
 
 
 def md5_of(path: Path) -> str:

@@ -156,7 +156,7 @@ def _no_choice(
 
 @dataclass(frozen=True)
 class _Market:
-    """The machines that a config may run on, with what they cost, and the order of choices."""
+    """The machines that a config may run on, with their prices, and the order of choices."""
 
     config: JobConfig
     machines: tuple[Machine, ...]

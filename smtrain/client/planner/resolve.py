@@ -192,7 +192,7 @@ def _of_data(config: JobConfig, left_out: set[str]) -> list[str]:
 def _settled(drafted: Draft, config: JobConfig) -> tuple[JobConfig, set[str]]:
     """The config with the keys that its machines decide, and the undecided keys; adds the reasons to the faults."""
     config = with_processes(with_engine(config))
-    if not drafted.left_out and not _untrained(config):
+    if not drafted.left_out and not _engine_cannot_train(config):
         try:
             return with_sizes(config, auto=drafted.auto), set()
         except ConfigError as error:
@@ -206,7 +206,7 @@ def _settled(drafted: Draft, config: JobConfig) -> tuple[JobConfig, set[str]]:
     return config, undecided
 
 
-def _untrained(config: JobConfig) -> bool:
+def _engine_cannot_train(config: JobConfig) -> bool:
     """Whether no mesh is worth a search, because the engine does not train the model, which is a fault by itself."""
     try:
         return config.train.engine == "nxd" and not shape_of(config).by_nxd
@@ -282,7 +282,7 @@ def _open_machine(drafted: Draft) -> bool:
     config = drafted.config
     if config is None:
         return False
-    return "instance_type" not in config.compute.model_fields_set or _untrained(with_engine(config))
+    return "instance_type" not in config.compute.model_fields_set or _engine_cannot_train(with_engine(config))
 
 
 def _of_named(config: JobConfig, left_out: set[str]) -> list[str]:

@@ -21,12 +21,7 @@ from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.model.hf_folder import tokenizer_in
 from smtrain.core.near import near_path
 from smtrain.core.protocol.entrypoints import EXTRAS, data_needs
-from smtrain.core.protocol.uris import (
-    A_URI,
-    object_store,
-    readable_schemes,
-    respelled,
-)
+from smtrain.core.protocol.uris import A_URI, object_store, readable_schemes, respelled
 from smtrain.core.yaml_text import YamlError, parse
 
 

@@ -15,12 +15,7 @@ from smtrain.core.config.slurm_options import option_faults
 from smtrain.core.facts import instance
 from smtrain.core.facts.engines import TRAINIUM2, lnc_fault, sagemaker_lack
 from smtrain.core.facts.trainium2 import instead, pairs_of, torus_chip, untiled
-from smtrain.core.protocol.uris import (
-    A_URI,
-    data_source,
-    is_mounted,
-    object_store,
-)
+from smtrain.core.protocol.uris import A_URI, data_source, is_mounted, object_store
 
 MESH_KEYS = {
     "parallel.tp", "parallel.pp", "parallel.dp", "parallel.cp",
