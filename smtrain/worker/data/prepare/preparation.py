@@ -87,7 +87,7 @@ class Preparation(ABC):
         """The result of an attempt with the fastest encoder, or with `tokenizers` if that one gives other ids."""
         if self.corpus.sequences:
             return attempt(None, "tokenizers")
-        fast, why = encoder.choose(self.tokenizer)
+        fast, why = encoder.choose(self.tokenizer, self.corpus.options.workers)
         if why:
             self.say(f"prepare: tokenizing with {fast.name}: {why}")
         try:

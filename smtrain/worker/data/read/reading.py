@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from smtrain.core.config.textfiles import encoding_remedy
@@ -80,6 +81,18 @@ def buffers_of(texts: Any) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
     return bounds, np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
 
 
+def rows_of(texts: Any, rows: NDArray[np.int64]) -> Any:
+    """Some rows of an Arrow array, by their numbers."""
+    # pa.array, and take with numpy's array, would import pandas: 0.3 s
+    return texts.take(pa.Array.from_buffers(pa.int64(), len(rows), [None, pa.py_buffer(np.ascontiguousarray(rows))]))
+
+
+def true_rows(mask: Any) -> NDArray[np.int64]:
+    """The rows of a boolean Arrow array that are true."""
+    rows = pc.indices_nonzero(mask)  # uint64; Arrow's own way to numpy imports pandas
+    return np.frombuffer(rows.buffers()[1], np.int64, len(rows), 8 * rows.offset)
+
+
 @dataclass
 class Documents:
     """The documents of a block: texts (large_string) in order, bad lines, and its number of lines, to place later ones.
@@ -123,10 +136,10 @@ def _utf8(data: bytes) -> bool:
 
 def _read_clean_lines(data: bytes, text_column: str) -> Documents | None:
     """Read a block without faults and empty lines by Arrow; None if it may have one and must be read line by line."""
-    import pyarrow.compute as pc
     import pyarrow.json as pj
 
-    lines = data.count(b"\n") + (not data.endswith(b"\n"))
+    # numpy counts ten times as fast as bytes.count, and lets other threads run
+    lines = int(np.count_nonzero(np.frombuffer(data, np.uint8) == ord("\n"))) + (not data.endswith(b"\n"))
     if not _utf8(data):
         return None
     top, *inner = text_column.split(".")

@@ -7,30 +7,31 @@ split or compose differently (`gigatoken_adapt`) go to `tokenizers`. Of every bl
 
 from __future__ import annotations
 
-import json
+import os
+import re
 import threading
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from smtrain.core.errors import SmtrainError
-from smtrain.worker.data.read.reading import buffers_of, strings
-from smtrain.worker.data.tokenize.gigatoken_adapt import Differences, adapted, compared, cut_at_digits, other_numerals
+from smtrain.core.machine import cores_here
+from smtrain.worker.data.read.reading import buffers_of, rows_of
+from smtrain.worker.data.tokenize.gigatoken_adapt import Differences, adapted, cut_at_digits, other_numerals
 from smtrain.worker.data.tokenize.tokenizer import load_tokenizer, settled_json
 
-# gigatoken keeps every word it has seen; a new tokenizer now and then bounds that to about 300 MiB over all threads, or
-# to some 20 MiB for each of very many
-_FRESH_AFTER, _FRESH_AFTER_LEAST = 1 << 30, 64 << 20
+# gigatoken keeps every word that it has seen; a new tokenizer after so many bytes of text for each core, at least for
+# four cores, bounds that to about 80 MiB a core
+_FRESH_AFTER, _LEAST_CORES = 1 << 28, 4
 # the text that is compared: the beginning of every file, and a piece of every block
 _FIRST_CHARACTERS, _DRAWN_CHARACTERS = 20_000, 2_000
 _BATCH_BYTES = 1 << 18
+_DIGIT = re.compile("([0-9])")
 
 
 class MismatchError(SmtrainError):
@@ -65,14 +66,6 @@ class TokenizersEncoder:
         return np.concatenate([np.zeros(0, np.int32), *parts]), lengths
 
 
-@dataclass
-class _Warm:
-    """A tokenizer of gigatoken, and the bytes of text that it has encoded."""
-
-    tokenizer: Any
-    encoded: int = 0
-
-
 class GigatokenEncoder:
     """gigatoken, compared with `tokenizers` on the beginning of every file and on a piece of every block.
 
@@ -90,23 +83,19 @@ class GigatokenEncoder:
         form = adapted(content)
         self._digits = form.digits
         self._make: Any = lambda: gigatoken.Tokenizer.from_json(form.content)
-        # a gigatoken tokenizer encodes one text at a time, so each thread takes a free one
-        self._free, self._made = [_Warm(self._make())], 1
+        self._tokenizer, self._encoded = self._make(), 0
         self._lock = threading.Lock()
-        if not compared(json.loads(content).get("normalizer")):
+        if not form.compared:
             raise ValueError("its normalizer has not been compared with that of tokenizers")
         self._differences = Differences(other_numerals() if form.digits else "", form.missing)
 
     def encode(self, texts: Any, first: bool) -> tuple[NDArray[Any], NDArray[np.int64]]:
         if not len(texts):
             return np.zeros(0, np.uint32), np.zeros(0, np.int64)
-        warm = self._take(texts.nbytes)
+        tokenizer = self._tokenizer_for(texts.nbytes)
         other = self._differences.find(texts)
-        try:
-            ids, lengths = _giga(warm.tokenizer, texts, self._digits)
-            self._compare(warm.tokenizer, texts, first, other)
-        finally:
-            self._free.append(warm)
+        ids, lengths = _giga(tokenizer, texts, self._digits)
+        self._compare(tokenizer, texts, ids, lengths, first, other)
         return self._corrected(texts, ids, lengths, other) if len(other) else (ids, lengths)
 
     def _corrected(
@@ -116,34 +105,44 @@ class GigatokenEncoder:
         ends = np.cumsum(lengths)
         parts, at = [], 0
         lengths = lengths.copy()
-        for number, right in zip(other, _plainly(self._reference, texts.take(pa.array(other))), strict=True):
+        for number, right in zip(other, _plainly(self._reference, rows_of(texts, other)), strict=True):
             parts += [ids[at : ends[number] - lengths[number]], right.astype(ids.dtype)]
             at, lengths[number] = ends[number], len(right)
         return np.concatenate([*parts, ids[at:]]), lengths
 
-    def _take(self, size: int) -> _Warm:
+    def _tokenizer_for(self, size: int) -> Any:
+        """The tokenizer for `size` more bytes of text."""
         with self._lock:
-            warm = self._free.pop() if self._free else None
-            self._made += warm is None
-            limit = max(_FRESH_AFTER // self._made, _FRESH_AFTER_LEAST)
-        if warm is None or warm.encoded + size > limit:
-            warm = _Warm(self._make())
-        warm.encoded += size
-        return warm
+            self._encoded += size
+            if self._encoded > _FRESH_AFTER * max(_LEAST_CORES, cores_here()):
+                self._tokenizer, self._encoded = self._make(), size
+            return self._tokenizer
 
-    def _compare(self, tokenizer: Any, texts: Any, first: bool, other: NDArray[np.int64]) -> None:
-        drawn = _drawn(texts.take(pa.array(np.delete(np.arange(len(texts)), other))) if len(other) else texts, first)
-        if not drawn:
-            return
-        ids, lengths = _giga(tokenizer, strings(drawn), self._digits)
-        split = np.split(ids, np.cumsum(lengths)[:-1])
-        for text, mine, theirs in zip(drawn, split, encode_texts(self._reference, drawn), strict=True):
+    def _compare(
+        self, tokenizer: Any, texts: Any, ids: NDArray[Any], lengths: NDArray[np.int64], first: bool,
+        other: NDArray[np.int64],
+    ) -> None:  # fmt: skip
+        drawn = _drawn(texts, np.delete(np.arange(len(texts)), other), first)
+        reference = encode_texts(self._reference, [one.text for one in drawn])
+        for one, theirs in zip(drawn, reference, strict=True):
+            start = int(lengths[: one.number].sum())
+            mine = ids[start : start + lengths[one.number]] if one.whole else self._ids_of(tokenizer, one.text)
             if not np.array_equal(mine, theirs):
-                raise MismatchError(f"{self.name} gives other ids than tokenizers for {text[:60]!r}...")
+                raise MismatchError(f"{self.name} gives other ids than tokenizers for {one.text[:60]!r}...")
+
+    def _ids_of(self, tokenizer: Any, text: str) -> list[int]:
+        """The ids of one short text."""
+        parts = _DIGIT.split(text) if self._digits else [text]
+        return [id for ids in tokenizer.encode_batch_list(parts, parallel=True) for id in ids]
 
 
-def choose(folder: Path) -> tuple[Encoder, str]:
-    """The fastest encoder for a tokenizer folder, and why it is not gigatoken ("" if it is)."""
+def choose(folder: Path, threads: int | None = None) -> tuple[Encoder, str]:
+    """The fastest encoder for a tokenizer folder, and why it is not gigatoken ("" if it is).
+
+    `threads` bounds its own threads if it is the first one of this process; default: one per core.
+    """
+    if threads:
+        os.environ.setdefault("RAYON_NUM_THREADS", str(threads))
     try:
         return GigatokenEncoder(folder), ""
     except ImportError as error:
@@ -198,8 +197,8 @@ def _giga(tokenizer: Any, texts: Any, digits: bool = False) -> tuple[NDArray[Any
         ak.contents.NumpyArray(content, parameters={"__array__": "char"}),
         parameters={"__array__": "string"},
     )
-    # one thread: the blocks are the parallelism
-    encoded = tokenizer.encode_batch(ak.Array(layout), parallel=False).layout
+    # by gigatoken's own threads: each has the words that it saw before, and without them callers wait for each other
+    encoded = tokenizer.encode_batch(ak.Array(layout), parallel=True).layout
     bounds = np.asarray(encoded.offsets.data)
     ids = np.asarray(encoded.content.data)[bounds[0] : bounds[-1]]
     if digits:
@@ -207,18 +206,31 @@ def _giga(tokenizer: Any, texts: Any, digits: bool = False) -> tuple[NDArray[Any
     return ids, np.diff(bounds)
 
 
-def _drawn(texts: Any, first: bool) -> list[str]:
-    """Pieces of a block to compare, chosen by its content, so that every run compares the same ones."""
-    if not len(texts):
+class _Drawn(NamedTuple):
+    """The beginning of a document, or all of it."""
+
+    number: int
+    text: str
+    whole: bool
+
+
+def _drawn(texts: Any, numbers: NDArray[np.int64], first: bool) -> list[_Drawn]:
+    """Pieces of these documents to compare, chosen by their content, so that every run compares the same ones."""
+    if not len(numbers):
         return []
-    number = zlib.crc32(str(texts[len(texts) // 2]).encode()) % len(texts)
-    drawn = [texts[number].as_py()[:_DRAWN_CHARACTERS]]
+
+    def begun(number: int, most: int) -> _Drawn:
+        text = texts[number].as_py()
+        return _Drawn(number, text[:most], len(text) <= most)
+
+    chosen = zlib.crc32(str(texts[int(numbers[len(numbers) // 2])]).encode()) % len(numbers)
+    drawn = [begun(int(numbers[chosen]), _DRAWN_CHARACTERS)]
     left = _FIRST_CHARACTERS if first else 0
-    for scalar in texts if first else ():
+    for number in numbers.tolist() if first else ():
         if left <= 0:
             break
-        drawn.append(scalar.as_py()[:left])
-        left -= len(drawn[-1])
+        drawn.append(begun(number, left))
+        left -= len(drawn[-1].text)
     return drawn
 
 

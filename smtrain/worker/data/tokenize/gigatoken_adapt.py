@@ -19,11 +19,10 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from smtrain.worker.data.read.reading import buffers_of
+from smtrain.worker.data.read.reading import buffers_of, rows_of, true_rows
 from smtrain.worker.data.tokenize.gigatoken_characters import CHARACTERS
 
 _MANY = 0.05
@@ -35,12 +34,14 @@ _IN_UTF8 = frozenset(range(256)) - {0xC0, 0xC1, *range(0xF5, 0x100)}
 class Adapted:
     """A tokenizer.json for gigatoken; documents with one of the bytes `missing` get wrong ids.
 
-    With `digits` its text must be split before and after every digit.
+    With `digits` its text must be split before and after every digit. Without `compared` its normalizer may give other
+    ids that are not known.
     """
 
     content: bytes
     missing: bytes = b""
     digits: bool = False
+    compared: bool = True
 
 
 def adapted(content: bytes) -> Adapted:
@@ -48,9 +49,9 @@ def adapted(content: bytes) -> Adapted:
     about = json.loads(content)
     digits = _without_digits(about)
     missing = _with_all_bytes(about)
-    if not digits and missing is None:
-        return Adapted(content)
-    return Adapted(json.dumps(about).encode(), bytes(b for b in missing or b"" if b in _IN_UTF8), digits)
+    if digits or missing:
+        content = json.dumps(about).encode()
+    return Adapted(content, bytes(b for b in missing if b in _IN_UTF8), digits, _compared(about.get("normalizer")))
 
 
 def _without_digits(about: dict[str, Any]) -> bool:
@@ -70,17 +71,17 @@ def _without_digits(about: dict[str, Any]) -> bool:
     return True
 
 
-def _with_all_bytes(about: dict[str, Any]) -> bytes | None:
-    """Add missing bytes to the vocabulary of a byte-level BPE; return them, or None."""
+def _with_all_bytes(about: dict[str, Any]) -> bytes:
+    """Add missing bytes to the vocabulary of a byte-level BPE; return them."""
     model = about.get("model") or {}
     vocabulary = model.get("vocab")
     if model.get("type") != "BPE" or not isinstance(vocabulary, dict) or not _byte_level(about.get("pre_tokenizer")):
-        return None
+        return b""
     free = 1 + max([*vocabulary.values(), *(token["id"] for token in about.get("added_tokens") or [])], default=-1)
     missing = [byte for byte, spelled in enumerate(_spelled()) if spelled not in vocabulary]
     for number, byte in enumerate(missing):
         vocabulary[_spelled()[byte]] = free + number
-    return bytes(missing) or None
+    return bytes(missing)
 
 
 def _byte_level(step: dict[str, Any] | None) -> bool:
@@ -148,8 +149,8 @@ class Differences:
             return np.zeros(0, np.int64)
         near = self._near(texts)
         if len(near):
-            some = texts.take(pa.array(near)) if len(near) < len(texts) else texts
-            near = near[np.asarray(pc.match_substring_regex(some, self._pattern))]
+            some = rows_of(texts, near) if len(near) < len(texts) else texts
+            near = near[true_rows(pc.match_substring_regex(some, self._pattern))]
         return np.union1d(near, self._with_missing(texts)) if self._missing else near
 
     def _with_missing(self, texts: Any) -> NDArray[np.int64]:
@@ -170,12 +171,12 @@ class Differences:
         return np.unique(np.searchsorted(bounds, places, "right") - 1)
 
 
-def compared(normalizer: dict[str, Any] | None) -> bool:
+def _compared(normalizer: dict[str, Any] | None) -> bool:
     """Whether the table covers the normalizer of a tokenizer.json."""
     if normalizer is None:
         return True
     if normalizer.get("type") == "Sequence":
-        return all(compared(part) for part in normalizer.get("normalizers", []))
+        return all(_compared(part) for part in normalizer.get("normalizers", []))
     return normalizer.get("type") in ("NFC", "Replace", "Prepend", "Strip")
 
 

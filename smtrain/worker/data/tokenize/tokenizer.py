@@ -49,30 +49,33 @@ class TokenizerFacts:
 
 
 def load_tokenizer(folder: Path, say: Say | None = None) -> Tokenizer:
-    """The tokenizer of a folder, without settings that make ids random, cut or pad them.
+    """The tokenizer of a folder, without settings that make ids random, cut or pad them. Do not change it.
 
     `say` receives those that were on; default: stderr, once per process.
     """
-    tokenizer = _from_json(folder, tokenizer_json(folder))
-    hf_tokenizer.name_switches(folder, hf_tokenizer.settle(tokenizer), say)
+    tokenizer, switches = _settled(folder, tokenizer_json(folder))
+    hf_tokenizer.name_switches(folder, [*switches], say)
     return tokenizer
 
 
 def settled_json(folder: Path) -> tuple[bytes, Tokenizer]:
     """The tokenizer of a folder as `load_tokenizer` reads it, and its tokenizer.json for other libraries."""
     content = tokenizer_json(folder)
-    tokenizer = _from_json(folder, content)
-    return str(tokenizer.to_str()).encode() if hf_tokenizer.settle(tokenizer) else content, tokenizer
+    tokenizer, switches = _settled(folder, content)
+    return str(tokenizer.to_str()).encode() if switches else content, tokenizer
 
 
-def _from_json(folder: Path, content: bytes) -> Tokenizer:
+@lru_cache(maxsize=1)  # a preparation needs it twice, and a large one takes a second
+def _settled(folder: Path, content: bytes) -> tuple[Tokenizer, tuple[str, ...]]:
+    """The tokenizer, and the settings that were switched off."""
     try:
-        return Tokenizer.from_str(content.decode())
+        tokenizer = Tokenizer.from_str(content.decode())
     except Exception as error:  # tokenizers raises bare Exception
         path = folder / "tokenizer.json"
         raise DataError(
             f"{path} is not a tokenizer that the tokenizers library reads ({error}); save it again."
         ) from error
+    return tokenizer, tuple(hf_tokenizer.settle(tokenizer))
 
 
 def tokenizer_facts(folder: Path, say: Say | None = None) -> TokenizerFacts:
