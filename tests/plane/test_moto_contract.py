@@ -11,15 +11,20 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import metadata
+from io import BytesIO
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from moto.s3.responses import S3Response
 
 import smtrain.plane.server as package
 from smtrain.plane.client import ACCOUNT
 from smtrain.plane.server.serve import MOTO_RELEASES, moto_fault
+from smtrain.plane.server.store import _unchunked
 from testing.moto_names import ADDED, CALLS, OBJECTS, REPLACED, USED
 
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
@@ -64,6 +69,16 @@ def test_the_installed_moto_has_every_name_and_parameter() -> None:
             assert tuple(inspect.signature(named(key)).parameters)[: len(parameters)] == parameters, key
     for key, parameters in CALLS.items():
         assert set(parameters) <= inspect.signature(named(key)).parameters.keys(), key
+
+
+@given(st.lists(st.binary(min_size=1, max_size=40)), st.booleans())
+def test_a_body_in_chunks_is_what_moto_makes_of_it(chunks: list[bytes], stream: bool) -> None:
+    parts = [b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks]
+    body = b"".join([*parts, b"0\r\nx-amz-checksum-crc32:AAAAAA==\r\n\r\n"])
+    decoders: list[Any] = [_unchunked, S3Response._handle_encoded_body]
+    ours, theirs = (decode(None, BytesIO(body) if stream else body) for decode in decoders)
+    assert ours == theirs == b"".join(chunks)
+    assert _unchunked(None, b"") == b""
 
 
 def test_moto_is_one_of_the_releases_that_are_declared() -> None:
@@ -125,7 +140,7 @@ def replaced(folder: str) -> None:
     from moto.sagemaker.models import sagemaker_backends
 
     from smtrain.plane.client import BUCKET, REGION, ROLE, Endpoint
-    from smtrain.plane.server import logs_api, quotas, schedules, simulator, store, training_api
+    from smtrain.plane.server import logs_api, quotas, schedules, serve, simulator, store, training_api
     from smtrain.plane.server.executor import Executor
     from smtrain.plane.server.index import KEPT
 
@@ -138,6 +153,7 @@ def replaced(folder: str) -> None:
     backends += [s3, iam, role]
     (Path(folder) / "local").mkdir()
     before = motos()
+    serve.list_services_once()
     store.install(Path(folder) / "s3")
     training_api.install(Executor(endpoint, grace=1, namespaces=False))
     logs_api.install()

@@ -156,7 +156,9 @@ def _is_json(environ: dict[str, Any]) -> bool:
 
 
 class QuietHandler(MotoRequestHandler):
-    """moto's request handler without a log line for each request."""
+    """moto's request handler without a log line for each request, that reads bodies in larger pieces."""
+
+    rbufsize = 1 << 18
 
     def log_request(self, code: Any = "-", size: Any = "-") -> None:
         pass

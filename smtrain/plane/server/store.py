@@ -15,6 +15,7 @@ import zlib
 from base64 import b64encode
 from contextlib import nullcontext
 from hashlib import md5
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
@@ -87,6 +88,7 @@ def install(folder: Path) -> None:
     key.dispose = _dispose
     key.__del__ = lambda self: None
     models.FakeMultipart.complete = _complete  # type: ignore[method-assign]
+    S3Response._handle_encoded_body = _unchunked  # type: ignore[assignment, method-assign]
     # moto keeps every instance for its own tests; a server that lives for days must not.
     tracked: Any
     for tracked in (models.FakeKey, models.FakeMultipart, models.FakeDeleteMarker):
@@ -178,6 +180,16 @@ def _keeping(method: Any) -> Any:
         return reply
 
     return run
+
+
+def _unchunked(_: Any, body: Any) -> bytes:
+    """The content of a body in aws-chunked encoding; moto copies all that came before for every chunk."""
+    stream = BytesIO(body) if isinstance(body, bytes) else body
+    chunks: list[bytes] = []
+    while stream and (size := int(stream.readline().strip() or b"0", 16)):
+        chunks.append(stream.read(size))
+        stream.readline()
+    return b"".join(chunks)
 
 
 def _is_conditional(request: Any) -> bool:
