@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from smtrain.worker.data.prepare import progress as progress_module
 from smtrain.worker.data.prepare import resumable
 from smtrain.worker.data.prepare.progress import DataProgress
 from smtrain.worker.data.prepare.resumable import Journal
+from smtrain.worker.data.prepare.workers import read_ahead
 from smtrain.worker.data.read import blocks
 from smtrain.worker.data.tokenize import encoder
 from tests.worker.data.interruptions import resumes_after_every_block
@@ -312,6 +313,7 @@ RUN = """
 import sys
 from pathlib import Path
 from typing import Any
+from smtrain.worker.data.prepare.workers import read_ahead
 from smtrain.worker.data.read import blocks
 from smtrain.worker.data.prepare import prepare, resumable
 from smtrain.worker.data.prepare.prepare_options import PrepareOptions
@@ -398,3 +400,25 @@ def test_interrupted_after_any_block_it_goes_on_to_the_same_bytes(
         )
 
     resumes_after_every_block(run, tmp_path, 8)
+
+
+def test_reading_ahead_keeps_order_and_errors_and_takes_few_items_early() -> None:
+    taken: list[int] = []
+
+    def items(stop: int) -> Iterator[int]:
+        for number in range(stop):
+            taken.append(number)
+            yield number
+        if stop == 9:
+            raise OSError("no more")
+
+    assert list(read_ahead(items(50), 4)) == list(range(50))
+    taken.clear()
+    ahead: Any = read_ahead(items(50), 4)
+    assert [next(ahead) for _ in range(10)] == list(range(10))
+    ahead.close()
+    assert 10 <= len(taken) <= 14
+    got: list[int] = []
+    with pytest.raises(OSError, match="no more"):
+        got.extend(read_ahead(items(9), 4))
+    assert got == list(range(9))

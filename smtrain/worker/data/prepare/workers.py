@@ -7,7 +7,8 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from itertools import repeat
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -26,6 +27,16 @@ def in_order(submitted: Iterator[Future[T]], ahead: int) -> Iterator[T]:
     finally:
         for future in waiting:
             future.cancel()
+
+
+def read_ahead(items: Iterator[T], count: int) -> Iterator[T]:
+    """The same items, taken by another thread, at most `count` before they are asked for."""
+    end: Any = object()
+    with ThreadPoolExecutor(1, thread_name_prefix="read") as reader:
+        for item in in_order((reader.submit(next, items, end) for _ in repeat(None)), count):
+            if item is end:
+                return
+            yield item
 
 
 def spawned_pool(count: int, start: Callable[..., None], *arguments: Any) -> ProcessPoolExecutor:
