@@ -7,9 +7,10 @@ import dataclasses
 import gzip
 import itertools
 import json
+import os
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -349,3 +350,52 @@ def test_an_upload_whose_answer_is_late_is_sent_again(late: int, tmp_path: Path)
         place.put(folder / "one", "tokens.bin")
         assert place.read("tokens.bin") == b"words"
         assert not (folder / "one").exists()
+
+
+class LateStreams:
+    """A file system whose uploads succeed, or lose their end, while the client hears that they do not exist."""
+
+    def __init__(self, inner: Any, lost: int) -> None:
+        self._inner, self._lost = inner, lost
+
+    def open_output_stream(self, path: str) -> Any:
+        out, lost = self._inner.open_output_stream(path), self._lost
+
+        class Late:
+            write = out.write
+
+            def close(self) -> None:
+                out.close()
+                os.truncate(path, os.path.getsize(path) - lost)
+                raise OSError("AWS Error NO_SUCH_UPLOAD during CompleteMultipartUpload operation")
+
+        return Late()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_file_that_was_sent_whole_is_there_even_if_the_answer_is_late(lost: int, tmp_path: Path) -> None:
+    place = SharedPlace(f"file://{tmp_path}")
+    place._fs = LateStreams(place._fs, lost)
+    with pytest.raises(DataError, match="NO_SUCH_UPLOAD") if lost else nullcontext(), place.writing("a.bin") as append:
+        append(memoryview(b"words "))
+        append(memoryview(b"and more"))
+    assert place.read("a.bin") == b"words and more"[: 14 - lost]
+
+
+def test_a_file_on_a_shared_disk_has_its_name_once_it_is_whole(tmp_path: Path) -> None:
+    place = SharedPlace(str(tmp_path))
+
+    def write(divisor: int) -> None:
+        with place.writing("a.bin") as append:
+            append(memoryview(b"words"))
+            assert place.names() == []
+            append(memoryview(bytes([65 // divisor])))
+
+    with pytest.raises(ZeroDivisionError):
+        write(0)
+    assert list(tmp_path.iterdir()) == []
+    write(1)
+    assert place.read("a.bin") == b"wordsA"

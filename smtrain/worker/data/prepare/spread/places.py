@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
@@ -23,6 +23,8 @@ from smtrain.core.files import write_atomically
 _COPY = 8 << 20
 _STREAMS = 16
 _UPLOADS = 3
+_COMPLETED = "NO_SUCH_UPLOAD"
+"""The answer to a client that asks again to complete an upload, if the first answer was late."""
 _SCRATCH = ".scratch-"
 
 
@@ -64,10 +66,40 @@ class SharedPlace:
                         while data := read.read(_COPY):
                             out.write(data)
                     break
-                except OSError as error:  # the client asked again to complete an upload, and the first answer was late
-                    if "NO_SUCH_UPLOAD" not in str(error) or not left:
+                except OSError as error:
+                    if _COMPLETED not in str(error) or not left:
                         raise
         path.unlink()
+
+    @contextmanager
+    def writing(self, name: str) -> Iterator[Callable[[memoryview], object]]:
+        """A function that appends to a file, which gets its name at the end; in S3 it is sent meanwhile.
+
+        S3 may keep an unfinished file after an error, so that only a record that is written later says what is whole.
+        """
+        if self.local:
+            with self.scratch() as folder:
+                with (folder / name).open("wb") as file:
+                    yield file.write
+                (folder / name).replace(self.local / name)
+            return
+        written = 0
+
+        def append(data: memoryview) -> None:
+            nonlocal written
+            written += len(data)
+            with self._errors():
+                stream.write(data)
+
+        with self._errors():
+            stream = self._fs.open_output_stream(f"{self._base}/{name}")
+        yield append
+        with self._errors():
+            try:
+                stream.close()
+            except OSError as error:
+                if _COMPLETED not in str(error) or self._fs.get_file_info(f"{self._base}/{name}").size != written:
+                    raise
 
     def write(self, name: str, content: bytes) -> None:
         if self.local:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from smtrain.core.errors import DataError
 from smtrain.worker.data.prepare.pieces import Piece
-from smtrain.worker.data.prepare.resumable import Appender
 from smtrain.worker.data.prepare.shards import Share
 from smtrain.worker.data.prepare.spread.places import SharedPlace
 from smtrain.worker.data.read.reading import BAD_LINES_KEPT
@@ -34,18 +33,41 @@ def share_name(number: int) -> str:
     return f"share-{number:07}"
 
 
-class ShareWriter:
-    """Writes the pieces of a share into a folder; `finish` moves them to the place."""
+class _Column:
+    """A file of a share on its way, with its size and SHA-256."""
 
-    def __init__(self, folder: Path, share: Share, dtype: np.dtype) -> None:
-        self._folder, self._share, self._dtype = folder, share, np.dtype(dtype)
-        self._files: dict[str, Appender] = {}
+    def __init__(self, append: Callable[[memoryview], object]) -> None:
+        self._append, self._hash, self._bytes = append, hashlib.sha256(), 0
+
+    def append(self, data: memoryview | bytes) -> None:
+        view = memoryview(data).cast("B")
+        self._hash.update(view)
+        self._bytes += len(view)
+        self._append(view)
+
+    def mark(self) -> dict[str, Any]:
+        return {"bytes": self._bytes, "sha256": self._hash.hexdigest()}
+
+
+class ShareWriter:
+    """Writes the pieces of a share to the place as they come; `finish` writes the record. Use it as a context."""
+
+    def __init__(self, place: SharedPlace, share: Share, dtype: np.dtype) -> None:
+        self._place, self._share, self._dtype = place, share, np.dtype(dtype)
+        self._open = ExitStack()
+        self._columns: dict[str, _Column] = {}
         self._keys: dict[str, list[NDArray[np.uint64]]] = {"hashes": [], "bands": []}
         self.runs: list[list[Any]] = []
         self.documents = self.tokens = 0
         self._findings = Findings()
         for end in ("bin", "lengths"):
             self._append(end, b"")
+
+    def __enter__(self) -> ShareWriter:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._open.__exit__(*error)
 
     def add(self, piece: Piece, sides: NDArray[np.int8] | None) -> None:
         """Append a piece; `sides` are TRAIN, HELD or TEST of its documents, if some are held out."""
@@ -66,31 +88,25 @@ class ShareWriter:
         self.tokens += len(piece.tokens)
 
     def _append(self, end: str, data: memoryview | bytes) -> None:
-        if end not in self._files:
-            self._files[end] = Appender(self._folder / end)
-        self._files[end].write(data)
+        if end not in self._columns:
+            name = f"{share_name(self._share.number)}.{end}"
+            self._columns[end] = _Column(self._open.enter_context(self._place.writing(name)))
+        self._columns[end].append(data)
 
-    def close(self) -> None:
-        for file in self._files.values():
-            file.close()
-
-    def finish(self, place: SharedPlace) -> dict[str, Any]:
-        """Move the files to the place, the record last, and return it."""
+    def finish(self) -> dict[str, Any]:
+        """Complete the files, the record last, and return it."""
         for end, parts in self._keys.items():
             if parts:
                 keys = np.concatenate(parts)
                 self._append(end, sorted_keys(keys, len(keys) // max(self.documents, 1)))
-        name = share_name(self._share.number)
-        self.close()
-        files = {end: file.mark() for end, file in self._files.items()}
-        for end in files:
-            place.put(self._folder / end, f"{name}.{end}")
+        self._open.close()
+        files = {end: column.mark() for end, column in self._columns.items()}
         record = {
             "number": self._share.number, "part": self._share.part, "bytes": self._share.bytes,
             "documents": self.documents, "tokens": self.tokens, "files": files, "runs": self.runs,
             **vars(self._findings),
         }  # fmt: skip
-        place.write(f"{name}.json", json.dumps(record).encode())
+        self._place.write(f"{share_name(self._share.number)}.json", json.dumps(record).encode())
         return record
 
 

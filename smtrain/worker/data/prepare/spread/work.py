@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -32,11 +32,12 @@ from smtrain.worker.data.clean.holdout import HELD, TEST, TEST_PART, TRAIN
 from smtrain.worker.data.clean.overlap import OverlapFinder
 from smtrain.worker.data.clean.refiner import Refiner
 from smtrain.worker.data.prepare.dataset_writer import TallyPart
-from smtrain.worker.data.prepare.pieces import Piece, TokenizeSettings, pieces, span_blocks, tasks, tokenize
+from smtrain.worker.data.prepare.pieces import READ_AHEAD, Piece, TokenizeSettings, pieces, span_blocks, tasks, tokenize
 from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 from smtrain.worker.data.prepare.shards import Share
 from smtrain.worker.data.prepare.spread.places import place
 from smtrain.worker.data.prepare.spread.share_files import ShareReader, ShareWriter, key_range, keys_between, share_name
+from smtrain.worker.data.prepare.workers import read_ahead
 from smtrain.worker.data.read.records import record_blocks
 from smtrain.worker.data.read.sources import SourceFile, find_files
 from smtrain.worker.data.read.unread import EXAMPLES
@@ -209,14 +210,10 @@ def do_share(context: WorkContext, share: Share, files: Mapping[int, SourceFile]
     """Tokenize a share and return its record. Raises DataError for text that cannot be used, or is not here."""
     machine = _prepared(context)
     own = {number: _same_file(context, file) for number, file in files.items()}
-    target = place(context.work)
-    dtype = np.dtype(context.facts.dtype)
-    with target.scratch() as folder:
-        writer = ShareWriter(folder, share, dtype)
-        with closing(writer):
-            for piece in _pieces(context, machine, share, own):
-                writer.add(piece, _sides(context, piece))
-            return writer.finish(target)
+    with ShareWriter(place(context.work), share, np.dtype(context.facts.dtype)) as writer:
+        for piece in _pieces(context, machine, share, own):
+            writer.add(piece, _sides(context, piece))
+        return writer.finish()
 
 
 def _pieces(
@@ -233,7 +230,7 @@ def _pieces(
         with ThreadPoolExecutor(threads, thread_name_prefix="tokenize") as pool:
             yield from pieces(todo, settings, machine.encoder, pool)
         return
-    for task in tasks(todo):
+    for task in tasks(read_ahead(todo, READ_AHEAD)):
         yield from tokenize(task, machine.settings, machine.encoder)
 
 
