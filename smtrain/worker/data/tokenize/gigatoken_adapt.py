@@ -113,9 +113,11 @@ def other_numerals() -> str:
 
 def cut_at_digits(content: NDArray[np.uint8], bounds: NDArray[np.int64]) -> NDArray[np.int64]:
     """The `bounds` of texts in `content`, plus a bound before and after every ASCII digit."""
-    digits = np.flatnonzero((content[bounds[0] : bounds[-1]] - np.uint8(48)) < 10) + bounds[0]
-    every: NDArray[np.int64] = np.unique(np.concatenate([bounds, digits, digits + 1]))
-    return every
+    digits = content[bounds[0] : bounds[-1]] - np.uint8(48) < 10
+    cuts = np.append(digits, False)
+    cuts[1:] |= digits
+    cuts[bounds - bounds[0]] = True
+    return np.flatnonzero(cuts) + bounds[0]
 
 
 def holding(content: NDArray[np.uint8], wanted: bytes) -> NDArray[np.int64]:
