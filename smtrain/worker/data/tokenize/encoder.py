@@ -93,15 +93,22 @@ class GigatokenEncoder:
         if not len(texts):
             return np.zeros(0, np.uint32), np.zeros(0, np.int64)
         tokenizer = self._tokenizer_for(texts.nbytes)
-        other = self._differences.find(texts)
-        ids, lengths = _giga(tokenizer, texts, self._digits)
+        parts = cut_at_digits(texts) if self._digits else texts
+        other = self._differences.find(parts)
+        ids, lengths = _giga(tokenizer, parts)
+        if len(other):
+            ids, lengths = self._corrected(parts, ids, lengths, other)
+        if self._digits:
+            ends, starts = buffers_of(texts)[0], buffers_of(parts)[0]
+            lengths = np.diff(np.append(0, np.cumsum(lengths))[np.searchsorted(starts, ends)])
+            other = np.unique(np.searchsorted(ends, starts[other], "right") - 1)
         self._compare(tokenizer, texts, ids, lengths, first, other)
-        return self._corrected(texts, ids, lengths, other) if len(other) else (ids, lengths)
+        return ids, lengths
 
     def _corrected(
         self, texts: Any, ids: NDArray[Any], lengths: NDArray[np.int64], other: NDArray[np.int64]
     ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """Replace the ids of the documents `other` by those of `tokenizers`."""
+        """Replace the ids of the texts `other` by those of `tokenizers`."""
         ends = np.cumsum(lengths)
         parts, at = [], 0
         lengths = lengths.copy()
@@ -181,17 +188,13 @@ def with_ends(
     return out, lengths.astype(np.int32)
 
 
-def _giga(tokenizer: Any, texts: Any, digits: bool = False) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Encode Arrow's buffers into numpy's, without copies or a Python object per document.
-
-    With `digits` the text is split at its digits first.
-    """
+def _giga(tokenizer: Any, texts: Any) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Encode Arrow's buffers into numpy's, without copies or a Python object per text."""
     import awkward
 
     ak: Any = awkward
 
-    texts_end, content = buffers_of(texts)
-    offsets = cut_at_digits(content, texts_end) if digits else texts_end
+    offsets, content = buffers_of(texts)
     layout = ak.contents.ListOffsetArray(
         ak.index.Index64(offsets),
         ak.contents.NumpyArray(content, parameters={"__array__": "char"}),
@@ -200,10 +203,7 @@ def _giga(tokenizer: Any, texts: Any, digits: bool = False) -> tuple[NDArray[Any
     # by gigatoken's own threads: each has the words that it saw before, and without them callers wait for each other
     encoded = tokenizer.encode_batch(ak.Array(layout), parallel=True).layout
     bounds = np.asarray(encoded.offsets.data)
-    ids = np.asarray(encoded.content.data)[bounds[0] : bounds[-1]]
-    if digits:
-        bounds = bounds[np.searchsorted(offsets, texts_end)]
-    return ids, np.diff(bounds)
+    return np.asarray(encoded.content.data)[bounds[0] : bounds[-1]], np.diff(bounds)
 
 
 class _Drawn(NamedTuple):

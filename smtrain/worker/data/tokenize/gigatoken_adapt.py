@@ -5,7 +5,7 @@ look at the lead bytes avoids most searches.
 
 A byte-level vocabulary may lack single bytes, which `tokenizers` drops from the text: they get stand-ins here, and
 documents with such a byte go to `tokenizers`. A tokenizer that splits off every digit before words (StarCoder, SmolLM)
-gets text that is split at digits; documents with numerals other than ASCII digits go to `tokenizers`.
+gets text that is cut at digits; pieces with other numerals than ASCII digits go to `tokenizers`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
@@ -111,13 +112,15 @@ def other_numerals() -> str:
     return " ".join(f"{first:x}-{last:x}" for first, last in ranges)
 
 
-def cut_at_digits(content: NDArray[np.uint8], bounds: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The `bounds` of texts in `content`, plus a bound before and after every ASCII digit."""
+def cut_at_digits(texts: Any) -> Any:
+    """Texts (Arrow large_string) cut before and after every ASCII digit; no text is left of empty ones."""
+    bounds, content = buffers_of(texts)
     digits = content[bounds[0] : bounds[-1]] - np.uint8(48) < 10
     cuts = np.append(digits, False)
     cuts[1:] |= digits
     cuts[bounds - bounds[0]] = True
-    return np.flatnonzero(cuts) + bounds[0]
+    starts = np.flatnonzero(cuts) + bounds[0]
+    return pa.LargeStringArray.from_buffers(len(starts) - 1, pa.py_buffer(starts), pa.py_buffer(content))
 
 
 def holding(content: NDArray[np.uint8], wanted: bytes) -> NDArray[np.int64]:
