@@ -422,3 +422,15 @@ def test_reading_ahead_keeps_order_and_errors_and_takes_few_items_early() -> Non
     with pytest.raises(OSError, match="no more"):
         got.extend(read_ahead(items(9), 4))
     assert got == list(range(9))
+
+
+def test_a_script_that_its_processes_would_run_again_is_told_what_it_lacks(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from smtrain.worker.data.clean.refiner import refining\n"
+        "from smtrain.worker.data.clean.cleaning import Cleaning\n"
+        "with refining(Cleaning(pii='mask'), 2, 1 << 40) as refine:\n"
+        "    refine(['some text'])\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert 'lacks `if __name__ == "__main__":`.' in done.stderr.splitlines()[-1]

@@ -13,12 +13,11 @@ from importlib import metadata
 import numpy as np
 from numpy.typing import NDArray
 
-from smtrain.core.errors import DataError
 from smtrain.core.machine import cores_here
 from smtrain.worker.data.clean import dedup, language, overlap, pii, quality
 from smtrain.worker.data.clean.cleaning import TOO_SHORT, Cleaning, require
 from smtrain.worker.data.clean.overlap import OverlapFinder
-from smtrain.worker.data.prepare.workers import spawned_pool
+from smtrain.worker.data.prepare.workers import dead_worker, spawned_pool
 from smtrain.worker.data.read.blocks import BLOCK_BYTES
 from smtrain.worker.data.read.reading import strings
 from smtrain.worker.data.read.unread import Findings
@@ -166,10 +165,7 @@ def refining(cleaning: Cleaning, workers: int | None, size: int) -> Iterator[Ref
         try:
             return pool.submit(_work, list(texts)).result()
         except BrokenProcessPool:
-            raise DataError(
-                "a process that filters text ended unexpectedly, probably for lack of memory; use fewer than "
-                f"{processes} workers (data.workers)."
-            ) from None
+            raise dead_worker(processes) from None
 
     try:
         yield elsewhere

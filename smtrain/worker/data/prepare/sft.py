@@ -27,7 +27,7 @@ from smtrain.worker.data.prepare.progress import DataProgress
 from smtrain.worker.data.prepare.resumable import to_stderr
 from smtrain.worker.data.prepare.shards import TextShard
 from smtrain.worker.data.prepare.spread.driver import Spread
-from smtrain.worker.data.prepare.workers import in_order, spawned_pool
+from smtrain.worker.data.prepare.workers import dead_worker, in_order, spawned_pool
 from smtrain.worker.data.read.blocks import BLOCK_BYTES, Block
 from smtrain.worker.data.read.hub import commits_of
 from smtrain.worker.data.read.records import record_blocks, refuse_no_records
@@ -149,9 +149,7 @@ def sample_pieces(
     try:
         yield from in_order((pool.submit(_work, block) for block in todo), 2 * count)
     except BrokenProcessPool as error:
-        raise DataError(
-            f"a process of prepare ended unexpectedly, probably for lack of memory; use fewer than {count} workers."
-        ) from error
+        raise dead_worker(count) from error
     finally:
         pool.shutdown(cancel_futures=True)
 

@@ -11,6 +11,8 @@ from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from itertools import repeat
 from typing import Any, TypeVar
 
+from smtrain.core.errors import DataError
+
 T = TypeVar("T")
 
 
@@ -46,6 +48,14 @@ def spawned_pool(count: int, start: Callable[..., None], *arguments: Any) -> Pro
     """
     context = multiprocessing.get_context("spawn")
     return ProcessPoolExecutor(count, context, initializer=_start, initargs=(start, arguments))
+
+
+def dead_worker(count: int) -> DataError:
+    """The error for a process of a pool of `count` that ended."""
+    return DataError(
+        f"a process of prepare ended unexpectedly: for lack of memory (use fewer than {count} workers, data.workers), "
+        'or because the script that calls prepare lacks `if __name__ == "__main__":`.'
+    )
 
 
 def _start(start: Callable[..., None], arguments: tuple[Any, ...]) -> None:
