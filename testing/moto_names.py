@@ -8,6 +8,7 @@ from __future__ import annotations
 
 # "module:name" -> the attributes that our code uses
 USED: dict[str, tuple[str, ...]] = {
+    "moto.backends:list_of_moto_modules": (),
     "moto.cloudwatch.models:MetricAggregatedDatum": (),
     "moto.cloudwatch.models:cloudwatch_backends": (),
     "moto.core.exceptions:JsonRESTError": (),
@@ -22,7 +23,6 @@ USED: dict[str, tuple[str, ...]] = {
     "moto.logs.models:logs_backends": (),
     "moto.logs.responses:LogsResponse": ("get_log_events", "filter_log_events", "describe_log_streams"),
     "moto.logs.utils:EventMessageFilter": ("matches",),
-    "moto.backends:list_of_moto_modules": (),
     "moto.moto_server.werkzeug_app:DomainDispatcherApplication": (),
     "moto.moto_server.werkzeug_app:MotoRequestHandler": ("log_request",),
     "moto.moto_server.werkzeug_app:create_backend_app": (),
@@ -47,6 +47,7 @@ USED: dict[str, tuple[str, ...]] = {
 
 # "module:Class.name" -> the parameters of moto's own, which ours must take; None if it is not a function
 REPLACED: dict[str, tuple[str, ...] | None] = {
+    "moto.backends:list_of_moto_modules": (),
     "moto.iam.responses:IamResponse.simulate_principal_policy": ("self",),
     "moto.logs.responses:LogsResponse.describe_log_streams": ("self",),
     "moto.logs.responses:LogsResponse.filter_log_events": ("self",),
@@ -64,7 +65,6 @@ REPLACED: dict[str, tuple[str, ...] | None] = {
     "moto.s3.models:S3Backend.delete_object": ("self", "bucket_name", "key_name"),
     "moto.s3.models:S3Backend.put_object": ("self", "bucket_name", "key_name"),
     "moto.s3.models:S3Backend.upload_part_copy": ("self",),
-    "moto.backends:list_of_moto_modules": (),
     "moto.s3.responses:S3Response._handle_encoded_body": ("self", "body"),
     "moto.s3.responses:S3Response.bucket_response": ("self", "request", "full_url", "headers"),
     "moto.s3.responses:S3Response.get_object": ("self",),

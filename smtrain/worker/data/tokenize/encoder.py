@@ -8,7 +8,6 @@ split or compose differently (`gigatoken_adapt`) go to `tokenizers`. Of every bl
 from __future__ import annotations
 
 import os
-import re
 import threading
 import zlib
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from tokenizers import Tokenizer
 from smtrain.core.errors import SmtrainError
 from smtrain.core.machine import cores_here
 from smtrain.worker.data.read.reading import buffers_of, rows_of
-from smtrain.worker.data.tokenize.gigatoken_adapt import Differences, adapted, cut_at_digits, other_numerals
+from smtrain.worker.data.tokenize.gigatoken_adapt import DIGIT, Differences, adapted, cut_at_digits, other_numerals
 from smtrain.worker.data.tokenize.tokenizer import load_tokenizer, settled_json
 
 # gigatoken keeps every word that it has seen; a new tokenizer after so many bytes of text for each core, at least for
@@ -31,7 +30,6 @@ _FRESH_AFTER, _LEAST_CORES = 1 << 28, 4
 # the text that is compared: the beginning of every file, and a piece of every block
 _FIRST_CHARACTERS, _DRAWN_CHARACTERS = 20_000, 2_000
 _BATCH_BYTES = 1 << 18
-_DIGIT = re.compile("([0-9])")
 
 
 class MismatchError(SmtrainError):
@@ -139,7 +137,7 @@ class GigatokenEncoder:
 
     def _ids_of(self, tokenizer: Any, text: str) -> list[int]:
         """The ids of one short text."""
-        parts = _DIGIT.split(text) if self._digits else [text]
+        parts = DIGIT.split(text) if self._digits else [text]
         return [id for ids in tokenizer.encode_batch_list(parts, parallel=True) for id in ids]
 
 

@@ -5,12 +5,14 @@ look at the lead bytes avoids most searches.
 
 A byte-level vocabulary may lack single bytes, which `tokenizers` drops from the text: they get stand-ins here, and
 documents with such a byte go to `tokenizers`. A tokenizer that splits off every digit before words (StarCoder, SmolLM)
-gets text that is cut at digits; pieces with other numerals than ASCII digits go to `tokenizers`.
+gets text that is cut at digits; then only pieces with such a byte or character, or with a numeral other than an ASCII
+digit, go to `tokenizers`.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 import unicodedata
 from collections.abc import Iterator
@@ -28,6 +30,8 @@ from smtrain.worker.data.tokenize.gigatoken_characters import CHARACTERS
 
 _MANY = 0.05
 """Share of lead bytes above which looking at each of them costs more than the search."""
+DIGIT = re.compile("([0-9])")
+"""Its `split` cuts a string as `cut_at_digits` cuts an array."""
 _IN_UTF8 = frozenset(range(256)) - {0xC0, 0xC1, *range(0xF5, 0x100)}
 
 

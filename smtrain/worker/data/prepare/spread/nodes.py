@@ -86,10 +86,7 @@ class RayNode:
                 f"--num-cpus={cores // threads}", f"--object-store-memory={_STORE_BYTES}",
                 f"--temp-dir={self._folder}", "--include-log-monitor=false", *arguments,
             ],
-            env={
-                **os.environ, **cluster_environment(token), **TASK_ENVIRONMENT, THREADS: str(threads),
-                "RAYON_NUM_THREADS": str(threads),
-            },
+            env={**os.environ, **cluster_environment(token), **TASK_ENVIRONMENT, THREADS: str(threads)},
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
             preexec_fn=_ends_with_parent,
         )  # fmt: skip

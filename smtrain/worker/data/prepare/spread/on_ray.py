@@ -26,8 +26,7 @@ _AHEAD = 2
 _LARGE = 2  # large tasks of a machine at a time, on our own clusters in one process
 _LOOK_S = 1.0
 _ANSWERS_WITHIN = 45.0  # Ray ends a driver whose cluster has not answered for 60 s, without a word of ours
-TASK_ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
-"""A task has its cores."""
+TASK_ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}  # a task has its cores
 _PACKAGE = Path(__file__).resolve().parents[4]
 
 

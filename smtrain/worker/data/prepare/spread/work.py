@@ -154,7 +154,7 @@ def _prepared(context: WorkContext) -> _TaskProcess:
 
 def named_encoder(tokenizer: Path, name: str) -> Encoder:
     """The encoder that the driver uses. Raises DataError if this machine lacks it."""
-    fast, why = encoder.choose(tokenizer)
+    fast, why = encoder.choose(tokenizer, _threads())
     chosen = fast if fast.name == name else TokenizersEncoder(tokenizer)
     if chosen.name != name:
         raise DataError(
@@ -162,6 +162,10 @@ def named_encoder(tokenizer: Path, name: str) -> Encoder:
             f"{name}; install the same packages on both."
         )
     return chosen
+
+
+def _threads() -> int:
+    return int(os.environ.get(THREADS, "1"))
 
 
 def here(path: str, root: str) -> str:
@@ -224,7 +228,7 @@ def _pieces(
             yield from map(machine.maker.piece, record_blocks(files[number], machine.maker.columns, stretch))
         return
     todo = span_blocks(share.spans, files, context.options)
-    threads = int(os.environ.get(THREADS, "1"))
+    threads = _threads()
     if context.threaded and threads > 1:
         settings = replace(machine.settings, options=replace(context.options, workers=threads))
         with ThreadPoolExecutor(threads, thread_name_prefix="tokenize") as pool:
