@@ -16,7 +16,9 @@ from smtrain.client.launch.environment import environment
 from smtrain.client.launch.image_pattern import resolved as with_whole_image
 from smtrain.client.launch.inputs import Resolved, Upload, resolve
 from smtrain.client.launch.request import create_training_job, image_of
+from smtrain.client.planner.settle import for_machines
 from smtrain.core.config import JobConfig, Stage
+from smtrain.core.config.machine_defaults import named
 from smtrain.core.config.schema import digest
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.protocol.uris import HUBS
@@ -97,6 +99,8 @@ class Chain:
         root = self.config.output.s3_uri
         code_uri = f"{root}/code/{bundle.sha256[:16]}/"
         shown = job_stage.keys(self.config)
+        if stage == "train" and "train" in shown:  # the job needs what its machines decide, its name does not
+            shown = {**shown, "train": {**shown["train"], **named(for_machines(self.config).train)}}
         text = (json.dumps(shown, indent=2, sort_keys=True) + "\n").encode()
         config_uri = f"{root}/configs/{digest(shown)[:16]}/"
         needed = [upload for upload in self.resolved.uploads if upload.uri in inputs.values()]

@@ -140,7 +140,7 @@ def neuron_warnings(
             "and receive between them, which TorchNeuron may lack; pp 1 and 4 stages on a host do not "
             "(docs/trainium.md)"
         )
-    lack = flash_lack(work.seq_len, work.shape.widest_head, masked=work.masked, compiled=config.train.compile)
+    lack = flash_lack(work.seq_len, work.shape.widest_head, masked=work.masked, compiled=bool(config.train.compile))
     if lack is not None:
         scores = 2.0 * work.width * work.shape.heads / mesh.tp * work.seq_len**2 * mesh.micro_batch
         size = f"{scores / GIB:.2g}" if scores >= 0.01 * GIB else "under 0.01"

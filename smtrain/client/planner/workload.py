@@ -55,7 +55,7 @@ def work_of(
         neuron = own.kind == "neuron" if own else is_neuron(config.compute.instance_type)
     fused = not (engine == "nxd" and config.apart)  # NxD's kernel knows no samples
     if neuron and engine == "native":
-        fused = flash_lack(train.seq_len, shape.widest_head, masked=work.masked, compiled=train.compile) is None
+        fused = flash_lack(train.seq_len, shape.widest_head, masked=work.masked, compiled=bool(train.compile)) is None
     if shape.rules.sinks and engine == "native":  # torch's kernels have no sinks
         fused = False
     return replace(work, fused_attention=fused), recompute

@@ -347,12 +347,12 @@ class Train(Section):
     without bf16 and engine native, scales the loss and skips steps whose gradients overflow (docs/gpus.md)."""
     stochastic_rounding: bool = False
     """Engine nxd, bf16: the Neuron cores round at random instead of to the nearest."""
-    compile: bool = False
-    """Engine native: compile each layer (torch.compile). The first step takes a minute or more longer, the others less;
-    numbers differ in the last digits from those that are not compiled."""
-    deterministic: bool = True
-    """Engine native on accelerators: only kernels that give the same bits each time, as CPUs do anyway. `false` is
-    faster, and a resumed run continues with losses that differ in the last digits."""
+    compile: bool | None = None
+    """Engine native: compile the layers and the loss (torch.compile). The first step takes some 10 seconds longer on a
+    GPU, the others less; numbers differ in the last digits. Default: on GPUs if the run is long enough, else no."""
+    deterministic: bool | None = None
+    """Engine native: only kernels that give the same bits each time, so that a resumed run has the losses of an
+    unbroken one to the last digit. Slower on GPUs. Default: no on GPUs; yes on other machines, as it is free there."""
     stall_minutes: float = Field(30, ge=0, le=100_000)
     """Minutes without a finished step after which the job ends, with the position of each rank in the log; 0: never."""
     log_interval: int = Field(1, ge=1)

@@ -62,6 +62,7 @@ class Position:
             "model": dict(self.model),
             "spans": self._spans(step),
             "settings": settings(self.config),
+            **({} if self.config.train.deterministic is None else {"deterministic": self.config.train.deterministic}),
             "losses": list(losses),
             "proven": proven,
             "chosen": self.config.checkpoint.step,
@@ -164,6 +165,23 @@ def changes(state: Mapping[str, Any], step: int, config: JobConfig) -> list[str]
             f"end of the former train.steps; it continues at {_short(float(f'{following:.3g}'))}"
         )
     return lines
+
+
+def promise(state: Mapping[str, Any], config: JobConfig) -> str:
+    """Say whether the losses after a resume are those of an unbroken run, bit for bit.
+
+    Checkpoints written on CPUs, and those of releases that always had the same default, do not record it.
+    """
+    now, before = config.train.deterministic is not False, state.get("deterministic")
+    if before not in (None, now):
+        now_word, before_word = (str(value).lower() for value in (now, before))
+        return (
+            f"the checkpoint was written with train.deterministic: {before_word}, and this job has {now_word}: losses "
+            "differ from those of an unbroken run in the last digits"
+        )
+    if now:
+        return "kernels are deterministic: on the same mesh, losses are those of an unbroken run, bit for bit"
+    return "train.deterministic is false: losses differ from those of an unbroken run in the last digits"
 
 
 def _short(value: Any) -> str:

@@ -111,7 +111,7 @@ def build(config: JobConfig, described: dict[str, Any], weights: WeightSource | 
         sequence_parallel=parallel.sequence_parallel,
         activation_checkpointing=parallel.activation_checkpointing, precision=options.precision,
         zero1=parallel.zero1, pipeline_cuts=parallel.cuts, virtual_stages=parallel.virtual_stages,
-        apart=config.apart, compile=options.compile, deterministic=options.deterministic,
+        apart=config.apart, compile=bool(options.compile), deterministic=options.deterministic is not False,
         cp=parallel.cp, ep=parallel.ep, expert_capacity=parallel.expert_capacity,
         aux_loss=options.aux_loss, aux_by_layer=options.aux_by_layer,
         param_norm=options.param_norm,

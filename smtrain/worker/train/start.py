@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from smtrain.core.config import JobConfig
+from smtrain.core.config.machine_defaults import settled
 from smtrain.core.config.units import counted
 from smtrain.core.errors import CheckpointError, SmtrainError
 from smtrain.core.model.extension import described_rope
@@ -31,7 +32,7 @@ from smtrain.worker.data.manifest import DatasetManifest
 from smtrain.worker.engine.base import Engine
 from smtrain.worker.engine.initial import Zeros
 from smtrain.worker.train.base_weights import BaseWeights
-from smtrain.worker.train.data_position import Position, changes, identity
+from smtrain.worker.train.data_position import Position, changes, identity, promise
 from smtrain.worker.train.destination import Destination
 from smtrain.worker.train.engines import EngineRecords, Gather, build, join, tracing
 from smtrain.worker.train.entry import fail, log_line
@@ -59,6 +60,7 @@ def start(config: JobConfig, container: Container) -> None:
     whole = json.loads((container.channel("model") / "config.json").read_text("utf-8"))
     given, described = text_part(whole), text_part(config.extended(whole))
     shape = ModelShape.from_config(described)
+    config = _settled(config, shape)
     data = container.channel("data")
     manifest = DatasetManifest.load(data)
     manifest.check_objective(data, config.train.objective)
@@ -117,6 +119,13 @@ def start(config: JobConfig, container: Container) -> None:
         destination.close()
     engine.close()
     stall.close()
+
+
+def _settled(config: JobConfig, shape: ModelShape) -> JobConfig:
+    """Decide by the device what no client has decided, as for a config that was handed to the job directly."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    gpu = config.train.engine == "native" and accelerator is not None and accelerator.type == "cuda"
+    return settled(config, "gpu", experts=shape.experts is not None) if gpu else config
 
 
 def _choose(config: JobConfig, line: Lineage, records: EngineRecords, gather: Gather) -> ResumeChoice:
@@ -188,6 +197,8 @@ def _log(
     _announce(config, engine, good.name if good else None)
     for change in changes(good.state if good else {}, step, config):
         log_line(change)
+    if good and step < options.steps:
+        log_line(promise(good.state, config))
     if good and step >= options.steps:
         log_line(f"nothing is left to train: the run is at step {step}, and train.steps is {options.steps}")
     peak = peak_flops(config.compute.instance_type)
@@ -215,7 +226,7 @@ def _report(config: JobConfig, container: Container, engine: Engine) -> StepRepo
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None or config.train.engine != "native":
         return None
-    return StepReport(accelerator.type, config.train.compile, container.output_data_dir, engine.rank, log_line)
+    return StepReport(accelerator.type, bool(config.train.compile), container.output_data_dir, engine.rank, log_line)
 
 
 def _weights(config: JobConfig, container: Container, described: dict[str, Any], needed: bool) -> WeightSource | None:

@@ -26,6 +26,7 @@ from smtrain.worker.checkpoint.targets import HuggingFace, Native, Nxd, Target
 from smtrain.worker.data.prepare.prepare import prepare
 from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 from smtrain.worker.engine import saving
+from smtrain.worker.train.data_position import promise
 from smtrain.worker.train.start import start
 
 MODEL, OPTIMIZER = "model/tp000_pp000.safetensors", "optim/dp000_tp000_pp000.safetensors"
@@ -271,6 +272,25 @@ def test_another_base_model_under_the_same_name_is_refused(run: Run) -> None:
         run.attempt()
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "words"),
+    [
+        (None, None, "kernels are deterministic: on the same mesh, losses are those of an unbroken run, bit for bit"),
+        (True, True, "kernels are deterministic: on the same mesh, losses are those of an unbroken run, bit for bit"),
+        (None, False, "train.deterministic is false: losses differ from those of an unbroken run in the last digits"),
+        (True, False, "was written with train.deterministic: true, and this job has false: losses differ from those"),
+        (False, True, "was written with train.deterministic: false, and this job has true: losses differ from those"),
+    ],
+)
+def test_a_resume_says_if_the_bits_are_those_of_an_unbroken_run(
+    before: bool | None, now: bool | None, words: str
+) -> None:
+    state = {} if before is None else {"deterministic": before}
+    train = {"steps": 3, "deterministic": now}
+    config = JobConfig.model_validate({"name": "t", "model": {"path": "m"}, "data": {"path": "d"}, "train": train})
+    assert words in promise(state, config)
+
+
 def test_the_base_weights_need_not_be_there_any_more(run: Run) -> None:
     (run.root / "input/data/model/model.safetensors").unlink()
     assert "from checkpoint step_00000006" in run.attempt()
@@ -284,6 +304,7 @@ def test_changed_settings_are_reported_in_one_line(run: Run) -> None:
         "the learning rate had decayed to 0 at step 6, the end of the former train.steps; it continues at 2.34e-5"
         in said
     )
+    assert "losses are those of an unbroken run, bit for bit\n" in said
     assert "continuing with changed" not in run.attempt(
         {"steps": 9, "lr": 2e-4, "betas": (0.9, 0.99), "global_batch_size": 8}
     )

@@ -140,7 +140,7 @@ NXD = (
          "parallel.cp: only engine native cuts sequences over processes; leave it out"),
     Rule("train.compile train.engine", lambda c: c.train.compile,
          "train.compile: engine nxd's steps are compiled graphs already; leave it out"),
-    Rule("train.deterministic train.engine", lambda c: not c.train.deterministic,
+    Rule("train.deterministic train.engine", lambda c: c.train.deterministic is False,
          "train.deterministic: engine nxd's graphs give the same bits each time anyway; leave it out"),
     Rule("train.profile train.engine", lambda c: c.train.profile,
          "train.profile: engine nxd's steps are compiled graphs, which torch's profiler does not see into; leave it "

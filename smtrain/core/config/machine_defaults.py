@@ -1,0 +1,77 @@
+"""Defaults of section train that the kind of machine decides: compilation and deterministic kernels.
+
+Measured on one H200 with torch 2.11 on 2026-11-26; docs/decisions/0015-compile-and-bits.md has the figures.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from smtrain.core.config.schema import JobConfig
+from smtrain.core.config.training import Train
+from smtrain.core.facts.engines import is_gpu, is_neuron
+from smtrain.core.machine import gpus_here
+
+Kind = Literal["gpu", "neuron", "cpu"]
+
+COMPILE_SECONDS = 10.0
+"""Seconds that the first step takes longer with compilation (8 to 10 measured)."""
+COMPILE_GAIN = 1.16
+"""Time of a step without compilation divided by that with it: the least of the measured 1.16 to 1.25."""
+_STEP_SECONDS = 0.5  # of a step whose time no plan knows: micro-batches of 4 x 4,096 tokens of a 1B model took 0.4
+_WHOLE, _LONG, _APART = 1.62, 2.25, 1.35  # time of attention in deterministic kernels, 1: in the fastest ones
+_LONG_ROW = 8192
+
+
+def kind_of(config: JobConfig) -> Kind:
+    """The kind of device that a config's train stage runs on."""
+    own, named = config.own_machine, config.compute.instance_type
+    if own is not None:
+        return own.kind
+    if config.target == "local":
+        return "gpu" if gpus_here() else "cpu"
+    return "neuron" if is_neuron(named) else "gpu" if is_gpu(named) else "cpu"
+
+
+def compiles(train: Train, kind: Kind, step_s: float | None = None, *, experts: bool = False) -> bool:
+    """Whether layers and loss are compiled: `train.compile`, else whether the run earns the seconds that it takes.
+
+    `step_s` is the time of a step without compilation; None: not known. Mixtures of experts have not been measured.
+    """
+    if train.compile is not None:
+        return train.compile
+    if kind != "gpu" or train.engine == "nxd" or experts:
+        return False
+    seconds = train.steps * (_STEP_SECONDS if step_s is None else step_s)
+    return seconds * (1 - 1 / COMPILE_GAIN) > COMPILE_SECONDS
+
+
+def is_deterministic(train: Train, kind: Kind) -> bool:
+    """Whether kernels give the same bits each time: `train.deterministic`, else on devices that do so for free."""
+    return kind != "gpu" if train.deterministic is None else train.deterministic
+
+
+def deterministic_price(attention: float, seq_len: int, *, apart: bool) -> float:
+    """Time of a step with deterministic kernels on a GPU, divided by that without them.
+
+    `attention` is the share of the latter that attention takes; `apart`: rows hold several samples or documents.
+    """
+    ratio = _APART if apart else _WHOLE if seq_len < _LONG_ROW else _LONG
+    return 1 + attention * (ratio - 1)
+
+
+def settled(config: JobConfig, kind: Kind, step_s: float | None = None, *, experts: bool = False) -> JobConfig:
+    """The config with both keys decided. On CPUs and Neuron cores a key that was left out stays None."""
+    if kind != "gpu":
+        return config
+    values = {
+        "compile": compiles(config.train, kind, step_s, experts=experts),
+        "deterministic": is_deterministic(config.train, kind),
+    }
+    return config.model_copy(update={"train": config.train.model_copy(update=values)})
+
+
+def named(train: Train) -> dict[str, Any]:
+    """The two keys of a job's file: those that are given or decided."""
+    values = {"compile": train.compile, "deterministic": train.deterministic}
+    return {key: value for key, value in values.items() if value is not None}

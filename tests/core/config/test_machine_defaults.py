@@ -1,0 +1,65 @@
+"""Compilation and deterministic kernels are decided by the machine, unless the config names them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import smtrain
+from smtrain.core.config.machine_defaults import compiles, deterministic_price, is_deterministic, kind_of, settled
+from smtrain.core.config.training import Train
+
+
+@pytest.mark.parametrize(
+    ("train", "kind", "step_s", "experts", "wanted"),
+    [
+        ({"steps": 1000}, "gpu", 0.7, False, True),
+        ({"steps": 100}, "gpu", 0.7, False, False),
+        ({"steps": 104}, "gpu", 0.7, False, True),
+        ({"steps": 10}, "gpu", 30.0, False, True),
+        ({"steps": 144}, "gpu", None, False, False),
+        ({"steps": 146}, "gpu", None, False, True),
+        ({"steps": 1000}, "gpu", 0.7, True, False),
+        ({"steps": 1000, "compile": True}, "gpu", 0.7, True, True),
+        ({"steps": 1, "compile": True}, "gpu", 0.7, False, True),
+        ({"steps": 1000, "compile": False}, "gpu", 0.7, False, False),
+        ({"steps": 1000, "engine": "nxd"}, "gpu", 0.7, False, False),
+        ({"steps": 1000}, "cpu", 0.7, False, False),
+        ({"steps": 1000}, "neuron", 0.7, False, False),
+        ({"steps": 1000, "compile": True}, "neuron", 0.7, False, True),
+    ],
+)
+def test_a_run_on_gpus_compiles_if_it_earns_the_seconds(
+    train: dict[str, Any], kind: Any, step_s: float | None, experts: bool, wanted: bool
+) -> None:
+    assert compiles(Train(**train), kind, step_s, experts=experts) is wanted
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "wanted"),
+    [(None, "gpu", False), (None, "cpu", True), (None, "neuron", True), (True, "gpu", True), (False, "neuron", False)],
+)
+def test_the_same_bits_are_the_default_if_they_are_free(given: bool | None, kind: Any, wanted: bool) -> None:
+    assert is_deterministic(Train(deterministic=given), kind) is wanted
+
+
+def test_the_price_of_the_same_bits_is_the_measured_one() -> None:
+    # Llama 1B on one H200 (milliseconds of a micro-batch of 4 x 4,096): 376 with deterministic kernels, 352 without,
+    # of which attention took 42.
+    assert deterministic_price(42 / 352, 4096, apart=False) == pytest.approx(376 / 352, rel=0.01)
+    # Four of its layers, a whole row of 32,768: 111,687 tokens/s without, 69,317 with. A layer's attention takes 35.5
+    # of 293 / 4 ms.
+    assert deterministic_price(4 * 35.5 / 293.4, 32768, apart=False) == pytest.approx(111_687 / 69_317, rel=0.01)
+
+
+def test_a_config_for_other_machines_stays_as_it_is() -> None:
+    config = smtrain.load_config(
+        model={"path": "s3://bucket/Llama-3.1-8B"},
+        data={"path": "s3://bucket/text/"},
+        output={"s3_uri": "s3://bucket/out"},
+        target="aws",
+    )
+    assert kind_of(config) == "neuron"
+    assert settled(config, "neuron") is config
+    assert (config.train.compile, config.train.deterministic) == (None, None)
