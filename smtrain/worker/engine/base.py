@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -161,6 +161,8 @@ class StepResult:
     """None without experts, or with adapters."""
     param_norms: ParameterNorms | None = None
     """None unless they were asked for."""
+    ready: float | None = field(default=None, compare=False)
+    """`time.perf_counter()` when the device had these numbers; None if the engine cannot say."""
 
     @property
     def skipped(self) -> bool:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 
@@ -23,6 +23,7 @@ from smtrain.worker.train.entry import log_line
 from smtrain.worker.train.health import LossWatch, PairWatch, RoutingWatch, StallWatch
 from smtrain.worker.train.metrics import MetricsLog
 from smtrain.worker.train.operators import StepReport
+from smtrain.worker.train.pending import PendingStep
 from smtrain.worker.train.profile import StepProfiler
 from smtrain.worker.train.stop import FirstStep, StopRequest
 from smtrain.worker.train.validation import ValidationResult, Validator
@@ -45,16 +46,6 @@ class Loader(Protocol):
         ...
 
     def batch(self, samples_consumed: int) -> Batch: ...
-
-
-class PendingStep(NamedTuple):
-    """A step that the device has been given; `numbers` waits for its result."""
-
-    step: int
-    samples: range
-    """The samples of the whole batch."""
-    lr: float
-    numbers: Callable[[], StepResult]
 
 
 @dataclass
@@ -96,6 +87,8 @@ class Trainer:
         self._pairs = PairWatch(self._options.precision, referred=referred, fresh=fresh)
         self._routing = RoutingWatch(frozen=self._options.adapter is not None)
         self._pending: deque[PendingStep] = deque()
+        self._ready = 0.0
+        """`time.perf_counter()` when the device had the numbers that were read last."""
         self._stopping = False
         self._longest = 0.0
         """Seconds of the longest step so far."""
@@ -170,7 +163,9 @@ class Trainer:
         """Begin a step from the weights as they are, on a batch with these samples."""
         input_ids, labels, *segments = batch
         lr = learning_rate(self._options, self.step)
-        pending = PendingStep(self.step, samples, lr, self.engine.begin_step(input_ids, labels, lr, *segments))
+        waited = self.loader.waited
+        numbers = self.engine.begin_step(input_ids, labels, lr, *segments)
+        pending = PendingStep(self.step, samples, lr, numbers, waited, time.perf_counter())
         self.stall.beat(f"step {self.step}")
         return pending
 
@@ -197,13 +192,15 @@ class Trainer:
         validated = self._validate() if pending.step == self.step else None  # else the weights are a later step's
         logged = pending.step % self._options.log_interval == 0 or pending.step in (1, self._options.steps)
         if self.log and (validated or logged):
-            self.log.log(pending.step, result, pending.lr, self.loader.waited, pending.samples, validated)
+            self.log.log(pending.step, result, pending.lr, pending.waited, pending.samples, validated)
         if not self._unproven:  # a save begins only when all steps are settled, so this step followed the save
             self._end_save(wait=False)
 
     def _judge(self, pending: PendingStep, watch: LossWatch) -> StepResult:
         """Wait for a step's numbers; if they are bad, so is the save that the step began from: give it up."""
-        result = pending.numbers()
+        result = pending.read(self._ready)
+        assert result.ready is not None
+        self._ready = result.ready
         try:
             watch.check(pending.step, result, pending.samples)
         except SmtrainError:

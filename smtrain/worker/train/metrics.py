@@ -104,14 +104,17 @@ class MetricsLog:
     ) -> None:  # fmt: skip
         """Record one step with its samples, and the validation after it.
 
-        Rates are the mean since the last record, without the time of the validation. `waited` is the total time that
-        the run has waited for data, in seconds. A skipped step has `skipped` instead of its norm, which is not finite.
+        Rates are the mean from the time at which the device had the last record's numbers to the time at which it had
+        these, without the time of the validation. `waited` is the total time that the run had waited for data when the
+        step began, in seconds. A skipped step has `skipped` instead of its norm, which is not finite.
         """
-        now = time.perf_counter()
-        worked = now - self._since - (validated.seconds if validated else 0.0)
+        ready = time.perf_counter() if result.ready is None else result.ready
+        worked = ready - self._since
         rate = self._seq_len * (samples.stop - self._samples) / worked
         data_wait = (waited - self._waited) / worked
-        self._since, self._samples, self._waited = now, samples.stop, waited
+        # The validation came after these numbers, so the next record's time would have it.
+        self._since = ready + (validated.seconds if validated else 0.0)
+        self._samples, self._waited = samples.stop, waited
         scaling = result.scaling
         numbers = {} if scaling is None else {"loss_scale": scaling.scale}
         numbers |= {"skipped": 1} if result.skipped else {"grad_norm": result.grad_norm}

@@ -49,7 +49,8 @@ class StepProfiler:
 
     def __post_init__(self) -> None:
         accelerated = torch.accelerator.is_available()
-        self._clock = PartsClock(torch.accelerator.synchronize if accelerated else lambda: None)
+        self._settle: Callable[[], None] = torch.accelerator.synchronize if accelerated else lambda: None
+        self._clock = PartsClock(self._settle)
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -60,6 +61,7 @@ class StepProfiler:
             with self._traced(first=at == 1, last=at == self.options.steps):
                 yield
         elif self.options.steps < at <= 2 * self.options.steps:
+            self._settle()  # the device may still have work of the step before
             began = time.perf_counter()
             with marked(self._clock):
                 yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -392,18 +393,30 @@ def to_device(x: torch.Tensor, device: torch.device) -> torch.Tensor:
 class Numbers:
     """Numbers of the device, fp32, sent to the host in one message as soon as they exist."""
 
-    def __init__(self, values: Sequence[torch.Tensor]) -> None:
-        """`values` are of one dimension or none."""
-        self._values, self._made = torch.cat([v.reshape(-1) for v in values]), None
+    def __init__(self, values: Sequence[torch.Tensor], before: Numbers | None = None) -> None:
+        """`values` are of one dimension or none; `before` are the numbers of the step before, which are read first."""
+        self._values, self._made, self._before = torch.cat([v.reshape(-1) for v in values]), None, before
+        self.ready: float | None = None
+        """`time.perf_counter()` when the device had them; None before `read`, and if the device does not say."""
         if self._values.device.type == "cuda":
             pinned = torch.empty(self._values.shape, dtype=self._values.dtype, pin_memory=True)
             self._values = pinned.copy_(self._values, non_blocking=True)
-            self._made = torch.Event(values[0].device)
+            self._made = torch.Event(values[0].device, enable_timing=True)
             self._made.record()
 
     def read(self) -> list[float]:
         """Wait for the numbers, but not for work that was queued after them."""
         if self._made is not None:
+            was_ready = self._made.query()
             self._made.synchronize()
+            self.ready = self._since_before() if was_ready else time.perf_counter()
+        self._before = None
         numbers: list[float] = self._values.tolist()
         return numbers
+
+    def _since_before(self) -> float | None:
+        """The time at which the event happened, by the device's clock since that of the step before."""
+        before = self._before
+        if before is None or before.ready is None or before._made is None or self._made is None:
+            return None
+        return before.ready + before._made.elapsed_time(self._made) / 1e3

@@ -86,6 +86,7 @@ class NativeEngine:
         whole, layers = [""], parts_of(self.stage.trained.layout.shape)
         self._normed: list[str] = {"none": [], "all": whole, "layers": layers}[options.param_norm]
         self._to_compile = options.compile
+        self._numbers: Numbers | None = None
         self._wide = torch.float64 if self.device.type in ("cpu", "cuda") else torch.float32
         self._saver = Saver(self.mesh, persist.StageContents(self), lambda: self.allowed())
 
@@ -123,7 +124,8 @@ class NativeEngine:
             for group in (self.mesh.shard_group, self.mesh.pp_group):  # only the last stages have the sum
                 dist.all_reduce(total, group=group)
         after = [self.optimizer.parameter_squares(self._normed)] if self._normed else []
-        made = Numbers([total, *counted, norm, *before, *([] if scaling is None else [scaling.scale]), *after])
+        values = [total, *counted, norm, *before, *([] if scaling is None else [scaling.scale]), *after]
+        made = self._numbers = Numbers(values, self._numbers)
         if self._to_compile and self.rank == 0:
             took = time.perf_counter() - began
             print(f"train.compile: the first step took {took:.0f} s, in which the layers were compiled", flush=True)
@@ -137,9 +139,10 @@ class NativeEngine:
             words, (grad_norm, *scales) = read[: 2 * len(counted)], read[2 * len(counted) :]
             sizes = [_size(words[at : at + 2]) for at in range(0, len(words), 2)]
             if preference is None:
-                result = StepResult(sums[0] / sizes[0], grad_norm)
+                result = StepResult(sums[0] / sizes[0], grad_norm, ready=made.ready)
             else:
-                result = StepResult(preference.loss(sums, *sizes), grad_norm, pairs=preference.metrics(sums, sizes[0]))
+                loss, metrics = preference.loss(sums, *sizes), preference.metrics(sums, sizes[0])
+                result = StepResult(loss, grad_norm, pairs=metrics, ready=made.ready)
             if self.stage.balance is not None:
                 result = replace(result, routing=self.stage.balance.metrics(routed, calls))
             if squares:

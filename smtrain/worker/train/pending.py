@@ -1,0 +1,49 @@
+"""Steps that the device has been given and whose numbers the host has not read, and when it had them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+from smtrain.worker.engine.base import StepResult
+
+WAITED = 1e-3
+"""Seconds after which a read counts as one that waited for the device."""
+
+
+class PendingStep(NamedTuple):
+    """A step that the device has been given; `numbers` waits for its result."""
+
+    step: int
+    samples: range
+    """The samples of the whole batch."""
+    lr: float
+    numbers: Callable[[], StepResult]
+    waited: float
+    """Seconds that the run had waited for data when the step began."""
+    launched: float
+    """`time.perf_counter()` when the device had all of its work."""
+
+    def read(self, before: float) -> StepResult:
+        """Wait for the result, and note when the device had it; it had that of the step before at `before`.
+
+        The host can read it a step later, or two results at once, so the time of reading says nothing about the step.
+        """
+        asked = time.perf_counter()
+        result = self.numbers()
+        read = time.perf_counter()
+        ready = ready_time(before, self.launched, asked, read) if result.ready is None else result.ready
+        return replace(result, ready=min(read, max(self.launched, ready)))
+
+
+def ready_time(before: float, launched: float, asked: float, read: float) -> float:
+    """Estimate when the device had the numbers of a step from the times of the host.
+
+    A read that had to wait ends at that time. If it had not, the device is faster than the host and works off each
+    launch at once: the last one, unless the device was busy with the step `before` until later.
+    """
+    if read - asked > WAITED:
+        return read
+    return launched if launched > before else asked
