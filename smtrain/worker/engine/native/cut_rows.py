@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch.nn.attention.bias import CausalBias, causal_lower_right
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from smtrain.core.model.footprint import QUERIES
@@ -84,6 +83,8 @@ class CutRows(NamedTuple):
         CUDA if that is all."""
         start, stop, low = chunk.at, chunk.end, chunk.low
         if self.number is None and self.window is None and self.mesh.device.type == "cuda":
+            from torch.nn.attention.bias import causal_lower_right  # it imports torch._dynamo, a second of each start
+
             return causal_lower_right(stop - start, stop - low)
         query, key = self.tokens[start:stop, None], self.tokens[low:stop]
         seen = query >= key if self.window is None else (query >= key) & (query < key + self.window)
@@ -233,11 +234,20 @@ def _of_transformers(
 def _with_sinks(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, scaling: float, sinks: torch.Tensor
 ) -> torch.Tensor:
+    from torch.nn.attention.bias import CausalBias
+
     k, v = (_repeated(x, q.shape[1] // k.shape[1]) for x in (k, v))
     return attend_block(q, k, v, sinks, None if isinstance(mask, CausalBias) else mask, scaling)
 
 
 NAME = "smtrain_cut_rows"
-"""The name of this attention in transformers' table; `attention_mask` is `CutRows`."""
-# A compiler would have to see through the messages and the second backward pass.
-ALL_ATTENTION_FUNCTIONS.register(NAME, torch.compiler.disable(_of_transformers))  # type: ignore[no-untyped-call]
+
+
+def register() -> str:
+    """Make transformers know this attention, whose `attention_mask` is `CutRows`; returns its name.
+
+    Called only by a stage with cut rows: `torch.compiler.disable` imports torch._dynamo, a second of each start.
+    """
+    # A compiler would have to see through the messages and the second backward pass.
+    ALL_ATTENTION_FUNCTIONS.register(NAME, torch.compiler.disable(_of_transformers))  # type: ignore[no-untyped-call]
+    return NAME

@@ -37,11 +37,10 @@ from smtrain.worker.checkpoint.dtypes import BY_PRECISION
 from smtrain.worker.checkpoint.sources import WeightSource
 from smtrain.worker.engine.base import ParallelOptions
 from smtrain.worker.engine.initial import RandomFactors, RandomWeights, name_in
-from smtrain.worker.engine.native import comm, sinks
+from smtrain.worker.engine.native import comm, cut_rows, sinks
 from smtrain.worker.engine.native.attention import AttentionContext
 from smtrain.worker.engine.native.balance import Balance
 from smtrain.worker.engine.native.comm import ProcessMesh
-from smtrain.worker.engine.native.cut_rows import NAME as CUT_ROWS
 from smtrain.worker.engine.native.delta import cut_net, keep_apart
 from smtrain.worker.engine.native.experts import Mixture
 from smtrain.worker.engine.native.gradients import Trained
@@ -269,7 +268,7 @@ class Stage(nn.Module):
             raise ConfigError(faults, code="config.combination")
         for attention in self.mixers:
             if hasattr(attention, "config"):
-                attention.config._attn_implementation = CUT_ROWS
+                attention.config._attn_implementation = cut_rows.register()
 
     def _sights(self) -> tuple[int | Literal["state"] | None, ...]:
         """Each layer's view of a row, for `AttentionContext`."""
