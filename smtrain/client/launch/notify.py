@@ -5,11 +5,13 @@ A notification never changes the outcome of the run: if one fails, a line says s
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import subprocess
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -98,28 +100,46 @@ def tell(config: JobConfig, event: RunEvent, say: Say) -> None:
         except (OSError, subprocess.TimeoutExpired) as error:
             say(f"notify.command: {asked.command[0]} failed ({first_line(error)})")
     if asked.webhook_env:
-        request = urllib.request.Request(  # noqa: S310  the scheme was looked at
-            _url(asked.webhook_env), data=body, headers={"Content-Type": "application/json"}
+        _post(asked.webhook_env, body, say)
+
+
+def _post(variable: str, body: bytes, say: Say) -> None:
+    """Post JSON to the URL in a variable; say if it is refused, but never the URL, with which anyone may write."""
+    try:
+        request = urllib.request.Request(  # noqa: S310  `_url` allows http and https only
+            _url(variable), data=body, headers={"Content-Type": "application/json"}
         )
-        try:
-            with urllib.request.urlopen(request, timeout=PATIENCE):  # noqa: S310
-                pass
-        except (OSError, ValueError) as error:
-            if isinstance(error, urllib.error.HTTPError):
-                error.close()
-            # Never the URL: anyone who has a chat's webhook may write to it.
-            say(f"notify.webhook_env: the URL in {asked.webhook_env} refused the message ({type(error).__name__})")
+        with urllib.request.urlopen(request, timeout=PATIENCE):  # noqa: S310
+            pass
+    except ConfigError as error:
+        say(first_line(error))
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()
+        say(f"notify.webhook_env: the URL in {variable} refused the message ({type(error).__name__})")
 
 
 def _url(variable: str) -> str:
+    """The webhook's URL. Raises `ConfigError`, which does not show it, if no request could be sent to it."""
     url = os.environ.get(variable, "")
-    if not url.startswith(("https://", "http://")):
-        lacks = "holds no http URL" if url else "is not set"
+    lacks = None if _is_http_url(url) else "holds no http URL" if url else "is not set"
+    if lacks:
         raise ConfigError(
             [f"notify.webhook_env: the variable {variable} {lacks}; export it, or take the key out"],
             code="config.missing_key",
         )
     return url
+
+
+def _is_http_url(text: str) -> bool:
+    """Whether http.client accepts the URL: it refuses blanks, control characters and bad ports only when it sends."""
+    try:
+        parts = urllib.parse.urlsplit(text)
+        _ = parts.port
+    except ValueError:
+        return False
+    printable = text.isascii() and text.isprintable() and " " not in text
+    return printable and parts.scheme in ("http", "https") and bool(parts.hostname)
 
 
 def arrange(config: JobConfig, place: Target, stages: Sequence[Stage], say: Say) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import http.client
 import json
 import re
 import urllib.error
@@ -182,4 +183,6 @@ def _json(url: str, headers: dict[str, str]) -> dict[str, Any]:
     except urllib.error.HTTPError as error:
         error.close()  # its headers can still be read
         raise
+    except http.client.HTTPException as error:  # the server speaks no HTTP
+        raise OSError(f"no HTTP answer ({type(error).__name__})") from error
     return answer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import importlib.metadata
 import json
 import os
@@ -166,7 +167,7 @@ def _ready(url: str, process: subprocess.Popen[bytes], pause: Callable[[float], 
         except urllib.error.HTTPError as error:
             error.close()
             return True  # it answers, and has no such page
-        except OSError:
+        except (OSError, http.client.HTTPException):
             pause(0.5)
     return False
 

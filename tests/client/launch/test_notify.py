@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 import threading
 import time
@@ -106,6 +107,51 @@ def test_only_what_is_asked_for_is_told_and_who_does_not_listen_changes_nothing(
 def test_a_webhook_that_is_not_there_is_said_before_anything_starts(config: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="the variable NO_SUCH_HOOK is not set"):
         prepared(config | {"notify": {"webhook_env": "NO_SUCH_HOOK"}})
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://h/a b", "http://h/secret\r\nX: y", "http://h:port/secret", "http://h:99999/secret", "http:///secret",
+     "ftp://h/secret", "http://[::1/secret", "http://h/secr\u00e9t"],
+)  # fmt: skip
+def test_a_url_that_no_request_can_have_is_refused_first_and_not_shown(
+    config: dict[str, Any], url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET_HOOK", url)
+    with pytest.raises(ConfigError, match="the variable SECRET_HOOK holds no http URL") as raised:
+        prepared(config | {"notify": {"webhook_env": "SECRET_HOOK"}})
+    assert "secr" not in str(raised.value).replace("SECRET_HOOK", "")
+
+
+@pytest.mark.parametrize(
+    "answer", [b"", b"hello\n", b"HTTP/1.1 200 " + b"x" * 70_000, b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 200,
+               b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nshort", b"HTTP/9 abc\r\n"]
+)  # fmt: skip
+def test_an_answer_that_is_no_http_changes_nothing(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("SECRET_HOOK", f"http://127.0.0.1:{server.getsockname()[1]}/secret")
+
+        def reply() -> None:
+            connection = server.accept()[0]
+            with connection:
+                connection.recv(65_536)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=reply)
+        thread.start()
+        said: list[str] = []
+        event = notify.RunEvent("llama", "finished", "train", "llama-train-1", "", "run llama has finished", 0.0)
+        notify.tell(of(webhook_env="SECRET_HOOK", sns=None), event, said.append)
+        thread.join()
+    assert not any("/secret" in line for line in said)
+    assert said == [] or "refused the message" in said[0]
+
+
+def test_a_variable_that_is_unset_during_the_run_changes_nothing() -> None:
+    said: list[str] = []
+    event = notify.RunEvent("llama", "finished", "train", "llama-train-1", "", "run llama has finished", 0.0)
+    notify.tell(of(webhook_env="NO_SUCH_HOOK", sns=None), event, said.append)
+    assert "the variable NO_SUCH_HOOK is not set" in said[0]
 
 
 def of(**asked: Any) -> JobConfig:
