@@ -6,10 +6,12 @@ import http.client
 import json
 import socket
 import time
+from datetime import datetime, timedelta, timezone
 from typing import Any
 from urllib.parse import urlsplit
 
 import boto3
+import botocore.auth
 import pytest
 from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
@@ -166,6 +168,42 @@ def test_a_link_to_put_an_object_puts_that_object(client: Client) -> None:
     url = s3.generate_presigned_url("put_object", Params={"Bucket": client.bucket, "Key": "put by link"})
     assert call(client.endpoint, "PUT", url.removeprefix(client.endpoint.url), body=b"by link")[0] == 200
     assert client.get("put by link") == b"by link"
+
+
+@pytest.mark.parametrize("method", ["put_object", "get_object"])
+def test_a_link_obeys_no_header_that_it_does_not_sign(client: Client, method: str) -> None:
+    """S3 refuses unsigned x-amz-* headers: x-amz-copy-source would read any object."""
+    client.put("secret", b"SECRET")
+    client.put("by link", b"own")
+    s3 = client.endpoint.session().client("s3", config=Config(signature_version="s3v4"))
+    url = s3.generate_presigned_url(method, Params={"Bucket": client.bucket, "Key": "by link"})
+    link, verb = url.removeprefix(client.endpoint.url), method[:3].upper()
+    for name, value in (("x-amz-copy-source", f"/{client.bucket}/secret"), ("X-AMZ-ACL", "public-read"),
+                        ("x-amz-tagging", "a=b"), ("x-amz-meta-a", "b")):  # fmt: skip
+        assert call(client.endpoint, verb, link, {name: value}, b"")[0] == 403
+    assert client.get("by link") == b"own"
+    signed = s3.generate_presigned_url(
+        "put_object", Params={"Bucket": client.bucket, "Key": "by link", "Metadata": {"a": "b"}}
+    )
+    link = signed.removeprefix(client.endpoint.url)
+    assert call(client.endpoint, "PUT", link, {"x-amz-meta-a": "b"}, b"new")[0] == 200
+
+
+@pytest.mark.parametrize(("minutes", "status"), [(-30, 403), (-14, 200), (14, 200), (16, 403), (60 * 24 * 30, 403)])
+def test_a_signed_request_is_valid_for_a_quarter_of_an_hour(
+    client: Client, job: dict[str, Any], minutes: int, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = datetime.now(timezone.utc) - timedelta(minutes=minutes)
+    monkeypatch.setattr(botocore.auth, "get_current_datetime", lambda remove_tzinfo=True: at.replace(tzinfo=None))
+    body = json.dumps({}).encode()
+    request = AWSRequest(
+        "POST", f"{client.endpoint.url}/", {"X-Amz-Target": "SageMaker.ListTrainingJobs",
+        "Content-Type": "application/x-amz-json-1.1"}, body
+    )  # fmt: skip
+    SigV4Auth(Credentials(client.endpoint.access_key, client.endpoint.secret_key), "sagemaker", "us-east-1").add_auth(
+        request
+    )
+    assert call(client.endpoint, "POST", "/", dict(request.headers.items()), body)[0] == status
 
 
 def test_every_client_of_aws_is_let_in(client: Client) -> None:

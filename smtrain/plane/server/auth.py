@@ -24,6 +24,8 @@ from smtrain.plane.client import CONTROL, READY_PATH, control_token
 from smtrain.plane.server.operations import answer, body_of, service_of
 
 _HEADER = re.compile(r"AWS4-HMAC-SHA256\s+Credential=([^,\s]+),\s*SignedHeaders=([^,\s]+),\s*Signature=([0-9a-f]{64})$")
+_CLOCK_SECONDS = 15 * 60
+"""How far a signed request may be from now, as on AWS (RequestTimeTooSkewed)."""
 _SIGNED = (
     "smtrain's local control plane answers requests only that are signed with the keys of its home's endpoint.json"
 )
@@ -66,6 +68,9 @@ def fault_of(environ: dict[str, Any], access_key: str, secret: str, now: float |
         if authorization.startswith(CONTROL):
             signed = hmac.compare_digest(authorization[len(CONTROL) :].encode(), control_token(secret).encode())
         elif authorization:
+            stamp = environ.get("HTTP_X_AMZ_DATE", "")
+            if abs(now - timegm(time.strptime(stamp, "%Y%m%dT%H%M%SZ"))) > _CLOCK_SECONDS:
+                return "the difference between the request's time and now is more than 15 minutes"
             signed = _by_header(environ, url, authorization, keys)
         elif "X-Amz-Signature" in query:
             if now > timegm(time.strptime(query["X-Amz-Date"], "%Y%m%dT%H%M%SZ")) + int(query["X-Amz-Expires"]):
@@ -103,6 +108,8 @@ def _matches(
     access_key, date, region, service, _ = scope.split("/")
     if access_key != keys.access_key or date != stamp[:8] or "host" not in names.split(";"):
         return False
+    if _unsigned_amz_headers(environ, names):
+        return False
     headers = {name: _header(environ, name) for name in names.split(";")}
     if link and service == "s3":
         digest = "UNSIGNED-PAYLOAD"
@@ -116,6 +123,15 @@ def _matches(
     request.context["timestamp"] = stamp
     expected = auth.signature(auth.string_to_sign(request, auth.canonical_request(request)), request)
     return hmac.compare_digest(expected, signature)
+
+
+def _unsigned_amz_headers(environ: dict[str, Any], names: str) -> set[str]:
+    """The x-amz-* headers that a signature does not cover, which AWS refuses: they could copy any object.
+
+    The hash of the body is checked by itself.
+    """
+    present = {_name(key) for key in environ if key.startswith("HTTP_X_AMZ_")}
+    return present - {*names.split(";"), "x-amz-content-sha256"}
 
 
 def _by_old_query(environ: dict[str, Any], url: str, query: dict[str, str], keys: Credentials) -> bool:
