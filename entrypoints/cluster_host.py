@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 import socket
+import stat
 import struct
 import subprocess
 from collections.abc import Callable, Iterable, Mapping
@@ -21,6 +22,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 LINE_BYTES = 256 << 10
+FAILURE_BYTES = 4096
+"""The most that is read of output/failure; SageMaker shows 1,024 characters of it."""
 
 
 def host_name(rank: int) -> str:
@@ -56,6 +59,19 @@ def link_folders(ml: Path, folders: Mapping[str, Path]) -> None:
     for name, target in folders.items():
         target.mkdir(parents=True, exist_ok=True)
         (ml / name).symlink_to(target.resolve())
+
+
+def read_failure(ml: Path) -> str:
+    """The reason in output/failure; empty unless it is a regular file with text.
+
+    User code may leave a pipe or a link there: a pipe would block this host, and /dev/zero would fill its memory.
+    """
+    with contextlib.suppress(OSError):
+        descriptor = os.open(ml / "output/failure", os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+        with os.fdopen(descriptor, "rb") as file:
+            if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return file.read(FAILURE_BYTES).decode("utf-8", "replace").strip(" \t\r\n\0")
+    return ""
 
 
 def interface_to(address: str) -> str | None:

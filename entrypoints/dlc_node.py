@@ -22,7 +22,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from cluster_host import host_name, interface_to, link_folders, link_inputs, make_folders, run
+from cluster_host import host_name, interface_to, link_folders, link_inputs, make_folders, read_failure, run
 from launch import accelerator
 
 HERE = Path(__file__).resolve().parent
@@ -65,10 +65,14 @@ def too_few(ml: Path, count: str) -> str | None:
 
 
 def store(ml: Path, job: Path) -> None:
-    """Copy the results from the pod's disk to the job's folder, each file from its beginning to its end."""
+    """Copy the results from the pod's disk to the job's folder, each file from its beginning to its end.
+
+    A link counts if it leads to a file of the pod's own folder: no other file of the pod is a result.
+    """
+    root = ml.resolve()
     for folder, place in RESULTS.items():
         for path in sorted((ml / folder).rglob("*")):
-            if path.is_file():
+            if path.is_file() and path.resolve().is_relative_to(root):
                 target = job / place / path.relative_to(ml / folder)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 with open(path, "rb") as source, open(target, "wb") as copied:
@@ -104,10 +108,9 @@ def attend(job: Path, ml: Path, stage: str, command: list[str]) -> int:
         launcher = [sys.executable, str(HERE / "launch.py"), stage]
         status, _ = run(command or launcher, out, environment, lambda: told.append(True), together=bool(command))
     store(ml, job)
-    failure, rank = ml / "output/failure", int(os.environ.get("RANK", "0"))
+    rank = int(os.environ.get("RANK", "0"))
     if status and not told:
-        why = failure.read_text("utf-8") if failure.exists() else f"it ended with status {status}"
-        say_why(job, rank, why)
+        say_why(job, rank, read_failure(ml) or f"it ended with status {status}")
     elif told:
         say_why(job, rank, "it was told to end, and has saved what it could; launch it again to resume")
     return TOLD if told and not status else status

@@ -90,14 +90,32 @@ class PodLogs:
 
     def _lines(self, pod: Pod, start: int, end: int) -> Iterator[tuple[int, str]]:
         """Time (ms) and text of the lines between two times in seconds. A full answer may lack some: each half of the
-        time is asked then."""
-        lines = self._cloud.lines(self._id, pod.id, pod.uid, _text(start), _text(end), _MOST)
+        time is asked then, down to one second."""
+        lines = self._ask(pod, start, end, _MOST)
         if len(lines) < _MOST or end - start < 2:
-            yield from _timed(lines, pod.began)
+            yield from self._lines_of_second(pod, start, end, lines)
             return
         middle = (start + end) // 2
         yield from ((at, text) for at, text in self._lines(pod, start, middle) if at < middle * 1000)
         yield from ((at, text) for at, text in self._lines(pod, middle, end) if at >= middle * 1000)
+
+    def _lines_of_second(self, pod: Pod, start: int, end: int, lines: list[str]) -> Iterator[tuple[int, str]]:
+        """The lines between two times that cannot be divided: a full answer is asked for again with a higher limit.
+
+        If PAI-DLC keeps to a limit of its own, a last line says that some may be missing.
+        """
+        most, limited = _MOST, False
+        while len(lines) >= most and not limited:
+            most *= 10
+            more = self._ask(pod, start, end, most)
+            limited, lines = len(more) <= len(lines) and len(more) < most and len(more) % _MOST == 0, more
+        yield from _timed(lines, pod.began)
+        if limited:
+            text = f"(PAI-DLC returned {len(lines)} lines of this second, perhaps not all of them)"
+            yield start * 1000 + 999, text
+
+    def _ask(self, pod: Pod, start: int, end: int, most: int) -> list[str]:
+        return self._cloud.lines(self._id, pod.id, pod.uid, _text(start), _text(end), most)
 
 
 def _timed(lines: Sequence[str], began: int) -> Iterator[tuple[int, str]]:

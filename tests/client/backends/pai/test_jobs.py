@@ -237,12 +237,13 @@ def test_check_finds_faults_before_anything_is_paid_for(cloud: StandIn, raw: dic
 
 
 class Answers:
-    """GetPodLogs with so many lines, one each quarter of a second."""
+    """GetPodLogs with so many lines, as many each second, and at most so many in one answer."""
 
-    def __init__(self, count: int, began: int) -> None:
+    def __init__(self, count: int, began: int, each_second: int = 4, most: int | None = None) -> None:
         from datetime import datetime, timezone
 
-        at = [began / 1000 + number / 4 for number in range(count)]
+        self.most = most
+        at = [began / 1000 + number / each_second for number in range(count)]
         self.rows = [(s, f"{datetime.fromtimestamp(s, timezone.utc).isoformat(timespec='milliseconds')} {n}")
                      for n, s in enumerate(at)]  # fmt: skip
         self.calls = 0
@@ -252,7 +253,7 @@ class Answers:
 
         low, high = (datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() for text in (start, end))
         self.calls += 1
-        return [line for at, line in self.rows if low <= at <= high][-most:]
+        return [line for at, line in self.rows if low <= at <= high][-min(most, self.most or most) :]
 
 
 def test_a_long_log_is_read_whole_and_each_line_once() -> None:
@@ -270,6 +271,22 @@ def test_a_long_log_is_read_whole_and_each_line_once() -> None:
     last = PodLogs(answers, "own", {**job, "GmtFinishTime": "2026-09-21T14:50:50Z"}).last(100)  # type: ignore[arg-type]
     assert [int(event["message"]) for event in last] == list(range(8900, 9000))
     assert answers.calls < 8
+
+
+@pytest.mark.parametrize("count", [1_999, 2_001, 10_001, 45_000])
+def test_a_second_with_many_lines_is_read_whole(count: int) -> None:
+    began = 1_790_000_000_000
+    job = {"JobId": "dlc1", "GmtCreateTime": "2026-09-21T14:13:20Z", "Pods": [{"PodId": "dlc1-master-0"}]}
+    events = PodLogs(Answers(count, began, 50_000), "own", job).since(0)  # type: ignore[arg-type]
+    assert [int(event["message"]) for event in events] == list(range(count))
+
+
+def test_a_limit_of_the_service_is_said() -> None:
+    job = {"JobId": "dlc1", "GmtCreateTime": "2026-09-21T14:13:20Z", "Pods": [{"PodId": "dlc1-master-0"}]}
+    answers = Answers(10_001, 1_790_000_000_000, 50_000, most=2_000)
+    *events, last = PodLogs(answers, "own", job).since(0)  # type: ignore[arg-type]
+    assert [int(event["message"]) for event in events] == list(range(8_001, 10_001))
+    assert "2000 lines of this second, perhaps not all" in last["message"]
 
 
 def test_a_list_without_variables_knows_our_jobs_by_their_names(cloud: StandIn, raw: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -35,6 +36,39 @@ def test_a_command_of_the_users_gets_what_dlc_sets(node: ModuleType, tmp_path: P
     given = node.variables(tmp_path, "train", OF_DLC, own=True)
     assert OF_DLC.items() <= given.items()
     assert given["SMTRAIN_OUTPUT"] == str(tmp_path / "model")
+
+
+def test_a_failure_is_read_from_a_regular_file_only(node: ModuleType, tmp_path: Path) -> None:
+    import cluster_host
+
+    failure = tmp_path / "output/failure"
+    failure.parent.mkdir()
+    assert not cluster_host.read_failure(tmp_path)
+    failure.write_bytes(b"out of \xff memory\n")
+    assert cluster_host.read_failure(tmp_path) == "out of \ufffd memory"
+    failure.write_bytes(b"x" * 1_000_000)
+    assert len(cluster_host.read_failure(tmp_path)) == cluster_host.FAILURE_BYTES
+    failure.unlink()
+    os.mkfifo(failure)
+    assert not cluster_host.read_failure(tmp_path)
+    failure.unlink()
+    for target in ("/dev/zero", "/etc/passwd", "nothing"):
+        failure.symlink_to(target)
+        assert not cluster_host.read_failure(tmp_path)
+        failure.unlink()
+    failure.mkdir()
+    assert not cluster_host.read_failure(tmp_path)
+
+
+def test_results_are_files_of_the_pods_own_folder(node: ModuleType, tmp_path: Path) -> None:
+    ml, job = tmp_path / "ml", tmp_path / "job"
+    (ml / "model").mkdir(parents=True)
+    (ml / "model/weights").write_text("w")
+    (ml / "model/link").symlink_to("weights")
+    (ml / "model/outside").symlink_to("/etc/passwd")
+    os.mkfifo(ml / "model/pipe")
+    node.store(ml, job)
+    assert sorted(path.name for path in (job / "output/model").iterdir()) == ["link", "weights"]
 
 
 def test_the_name_of_the_first_pod_is_waited_for(node: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
