@@ -25,7 +25,7 @@ from smtrain.plane.server.operations import answer, body_of, service_of
 
 _HEADER = re.compile(r"AWS4-HMAC-SHA256\s+Credential=([^,\s]+),\s*SignedHeaders=([^,\s]+),\s*Signature=([0-9a-f]{64})$")
 _CLOCK_SECONDS = 15 * 60
-"""How far a signed request may be from now, as on AWS (RequestTimeTooSkewed)."""
+"""The longest time between a signed request and now, as on AWS (RequestTimeTooSkewed)."""
 _SIGNED = (
     "smtrain's local control plane answers requests only that are signed with the keys of its home's endpoint.json"
 )
