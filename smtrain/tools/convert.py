@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smtrain.client.backends.choose import named, pai_dlc
-from smtrain.client.jobs.results import download, md5_of
+from smtrain.client.jobs.copies import StoreCopy
+from smtrain.client.jobs.results import md5_of
 from smtrain.core import text
 from smtrain.core.config.pai import OSS
 from smtrain.core.errors import CheckpointError
@@ -16,7 +17,6 @@ from smtrain.core.files import home
 from smtrain.core.protocol.uris import split_uri
 from smtrain.core.public import public
 from smtrain.core.text import Say
-from smtrain.tools.chat.far_place import kept_in
 from smtrain.worker.checkpoint import convert as worker
 from smtrain.worker.checkpoint.convert import ReadOptions
 from smtrain.worker.checkpoint.targets import Target
@@ -102,11 +102,9 @@ def _made_in(uri: str) -> Path:
 
 def _copied(uri: str, say: Say) -> Path:
     """A copy of what is below an oss:// URI; files that are here already are not fetched again."""
-    store, prefix = named("pai-dlc"), f"{uri.rstrip('/')}/"
-    folder = kept_in(store, prefix)
-    say(f"fetching {prefix} into {folder}")
-    download(store, [(prefix, folder)], overwrite=True)
-    return folder
+    copy = StoreCopy(named("pai-dlc"), uri)
+    say(f"fetching {copy.uri} into {copy.folder}")
+    return copy.fetch()
 
 
 def _sent(folder: Path, uri: str, overwrite: bool, say: Say) -> None:

@@ -98,7 +98,10 @@ class JobPlace(Protocol):
 
     # ---- files
     def listing(self, uri: str) -> list[dict[str, Any]]:
-        """Key and Size of everything below a URI. Raises `JobError` if it may not be listed."""
+        """Key, Size and ETag of everything below a URI; the ETag changes with the content.
+
+        Raises `JobError` if it may not be listed.
+        """
         ...
 
     def read(self, uri: str) -> bytes:

@@ -13,6 +13,7 @@ from typing import Any
 
 from smtrain.client.backends.base import JobPlace
 from smtrain.client.backends.sagemaker.target import unknown_run
+from smtrain.client.jobs.copies import StoreCopy
 from smtrain.core.config.pai import OSS
 from smtrain.core.errors import CheckpointError, JobError
 from smtrain.core.facts.sagemaker import TargetName
@@ -23,7 +24,7 @@ from smtrain.core.model.remedies import HEAD, broken_link, file_kind, file_misfi
 from smtrain.core.near import near_path
 from smtrain.core.protocol.uris import RUN, RUN_NAME, not_here, respelled
 from smtrain.core.text import Say
-from smtrain.tools.chat.far_place import FarPlace, kept_in
+from smtrain.tools.chat.far_place import FarPlace
 from smtrain.worker.checkpoint.storage import LocalPlace, Place
 from smtrain.worker.generation.memory_fit import WEIGHTS, Need, described_in, need_of, weights_in
 
@@ -44,10 +45,8 @@ class FoundModel:
     is_adapter: bool
     folder: Path
     """Its folder on this machine, which `fetch` fills."""
-    far: tuple[JobPlace, str] | None = None
-    """Target and URI of a model that is not here yet."""
-    size: float = 0.0
-    """Bytes to fetch."""
+    far: StoreCopy | None = None
+    """The copy of a model in an object store; None: it is on this machine."""
     checkpoint: bool = False
     """Whether it is a checkpoint of a training, which `worker.generation.ranks` reads."""
     base: FoundModel | None = None
@@ -58,23 +57,31 @@ class FoundModel:
         """Memory to hold it."""
         return need_of(self.name, self.weights, {} if self.is_adapter else self.described)
 
+    def identity(self) -> list[Any]:
+        """Equal for equal content: the files' names, sizes and ETags, or times of the last change on this machine."""
+        if self.far is not None:
+            files = [[file, *stored] for file, stored in self.far.files.items()]
+        else:
+            stats = ((path.relative_to(self.folder), path.stat()) for path in self.folder.rglob("*") if path.is_file())
+            files = [[file.as_posix(), stat.st_size, stat.st_mtime_ns] for file, stat in stats]
+        return [sorted(files), None if self.base is None else self.base.identity()]
+
     def fetch(self, say: Say) -> Path:
         """The complete folder; files from an earlier call are not fetched again."""
         if self.far is None:
             return self.folder
-        from smtrain.client.jobs.results import download
-
-        free = shutil.disk_usage(home()).free
-        held = sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
-        if self.size - held > free:
+        free, missing = shutil.disk_usage(home()).free, self.far.missing_bytes
+        below = self.folder.relative_to(self.far.folder).as_posix()
+        uri = self.far.uri if below == "." else f"{self.far.uri}{below}/"
+        if missing > free:
             raise JobError(
-                f"{self.far[1]} holds {self.size / 1e9:,.1f} GB and {home()} has {free / 1e9:,.1f} GB free; free "
-                "space there, or set SMTRAIN_HOME to a folder on another disk",
+                f"{uri} holds {missing / 1e9:,.1f} GB more than is here, and {home()} has {free / 1e9:,.1f} "
+                "GB free; free space there, or set SMTRAIN_HOME to a folder on another disk",
                 code="disk.full",
             )
-        if held < self.size:
-            say(f"fetching {self.size / 1e9:,.2f} GB from {self.far[1]} into {self.folder}")
-        download(self.far[0], [(self.far[1], self.folder)], overwrite=True, wanted=_has_no_optimizer)
+        if missing:
+            say(f"fetching {missing / 1e9:,.2f} GB from {uri} into {self.folder}")
+        self.far.fetch()
         return self.folder
 
 
@@ -140,10 +147,8 @@ def find_trained(what: Any, target: TargetName | None = None, config: Any = None
     if not isinstance(held, FarPlace):
         folder = held.path() or Path(str(what))
         return FoundModel(str(what), source.config, float(weights), False, folder, checkpoint=True, base=base)
-    size = sum(size for file, size in held.files().items() if _has_no_optimizer(file))
-    return FoundModel(
-        str(what), source.config, float(weights), False, held.folder, (held.store, held.uri), float(size), True, base
-    )
+    far = held.copy.only(held.contains(_has_no_optimizer))
+    return FoundModel(str(what), source.config, float(weights), False, held.folder, far, True, base)
 
 
 def _checkpoints_at(what: Any, target: TargetName | None) -> Place | None:
@@ -298,18 +303,15 @@ def _of_job(job: Any, name: str) -> FoundModel:
 
 
 def _in_s3(target: JobPlace, uri: str, name: str) -> FoundModel:
-    from smtrain.core.protocol.uris import split_uri
-
-    prefix = f"{uri.rstrip('/')}/"
-    _, key = split_uri(prefix)
-    sizes = {item["Key"][len(key) :]: item["Size"] for item in target.listing(prefix)}
+    far = StoreCopy(target, uri).only(_has_no_optimizer)
+    sizes = {file: stored.size for file, stored in far.files.items()}
     kind = next((file for file in ("config.json", ADAPTER) if file in sizes), None)
     if kind is None:
         if fault := folder_misfit(sizes, uri):
             raise CheckpointError(fault)
         what = "is empty" if not sizes else f"holds no config.json and no {ADAPTER}"
         raise CheckpointError(f"{uri} {what}; name the prefix of a Hugging Face model")
-    body = target.read(prefix + kind)
+    body = target.read(far.uri + kind)
     try:
         described = json.loads(body)
     except ValueError:
@@ -319,12 +321,4 @@ def _in_s3(target: JobPlace, uri: str, name: str) -> FoundModel:
         (sum(some) for ending in WEIGHTS if (some := [size for file, size in sizes.items() if file.endswith(ending)])),
         0,
     )
-    return FoundModel(
-        name,
-        described,
-        float(weights),
-        kind == ADAPTER,
-        kept_in(target, prefix),
-        (target, prefix),
-        float(sum(sizes.values())),
-    )
+    return FoundModel(name, described, float(weights), kind == ADAPTER, far.folder, far)

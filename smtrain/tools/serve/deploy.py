@@ -102,7 +102,7 @@ def deploy(
     if source.far is None:
         raise JobError(f"{model} lies on this machine; name its run, or copy it to an s3:// prefix and name that")
     spec = spec_of(source, name, instance_type, instance_count, role, image, max_length)
-    place = sagemaker(source.far[0])
+    place = sagemaker(source.far.store)
     _refuse_taken(place, spec.name)
     price = price_of(instance_type, place.region_name())
     hourly = price.dollars_per_hour * instance_count if price else None
@@ -184,7 +184,7 @@ def spec_of(
 ) -> EndpointSpec:  # fmt: skip
     """The endpoint for a model in S3. Raises `JobError` if the devices do not hold it, or its base is unknown."""
     assert source.far is not None  # callers refuse a model of this machine
-    place, uri = sagemaker(source.far[0]), source.far[1]
+    place, uri = sagemaker(source.far.store), source.far.uri
     named = name or source.name.rstrip("/").rpartition("/")[2]
     base, role_name, weights, body = uri, role, source.weights, source.described
     description: dict[str, Any] = {}

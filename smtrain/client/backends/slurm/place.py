@@ -217,9 +217,10 @@ class SlurmPlace:
 
     # ---- files
     def listing(self, uri: str) -> list[dict[str, Any]]:
-        """Files below a URI, in the form of S3's listing."""
+        """Files below a URI, in the form of S3's listing; the time of the last change stands for the ETag."""
         folder = path_of(uri).rstrip("/")
-        return [{"Key": f"{folder}/{path}", "Size": size} for path, size in sorted(self.head.sizes(folder).items())]
+        stamps = sorted(self.head.stamps(folder).items())
+        return [{"Key": f"{folder}/{path}", "Size": size, "ETag": changed} for path, (size, changed) in stamps]
 
     def read(self, uri: str) -> bytes:
         content = self.head.read(path_of(uri))

@@ -123,11 +123,15 @@ class Head:
 
     def sizes(self, folder: str) -> dict[str, int]:
         """Bytes of every file below a folder by its relative path; empty if there is no such folder."""
+        return {name: size for name, (size, _) in self.stamps(folder).items()}
+
+    def stamps(self, folder: str) -> dict[str, tuple[int, str]]:
+        """Bytes and time of the last change of every file below a folder, as `sizes`."""
         listed = self.sh(
-            'if [ -d "$1" ]; then cd "$1" && find -L . -type f -printf "%s %P\\0"; fi', folder, seconds=None
+            'if [ -d "$1" ]; then cd "$1" && find -L . -type f -printf "%s %T@ %P\\0"; fi', folder, seconds=None
         )
-        rows = (row.decode(errors="surrogateescape").partition(" ") for row in listed.split(b"\0") if row)
-        return {name: int(size) for size, _, name in rows}
+        rows = (row.decode(errors="surrogateescape").split(" ", 2) for row in listed.split(b"\0") if row)
+        return {name: (int(size), changed) for size, changed, name in rows}
 
     def _call(
         self, words: tuple[str, ...], stdin: IO[bytes] | int, out: IO[bytes] | int, seconds: float | None
