@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -16,7 +19,7 @@ from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.near import near_path
 from smtrain.core.public import public
 from smtrain.core.text import Say
-from smtrain.tools.chat.chat import chosen, known_settings, loaded
+from smtrain.tools.chat.chat import Models, chosen, known_settings, loaded
 from smtrain.worker.generation.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -155,23 +158,50 @@ def generate(
     queue = read_prompts(files, map(str, texts))
     if batch < 1:
         raise ConfigError(f"batch: got {batch}; at least 1 is needed", code="config.wrong_value")
-    file = None if out is None else Path(out)
-    key = [str(model), str(adapter), chat, system, str(template), asdict(sampling), [asdict(one) for one in queue]]
-    key += [] if config is None else [str(config)]
-    part, done = (None, []) if file is None else _begun(file, overwrite, batch, key)
-    records = list(done)
-    if len(done) < len(queue):
-        with _load(model, adapter, target, processes, config, say) as ready:
-            form = PromptFormat(chat, system, template)
-            for made in _answers(ready, queue, len(done), batch, form, sampling):
+    file, form = None if out is None else Path(out), PromptFormat(chat, system, template)
+    if file is not None:
+        _refuse_output(file, overwrite)
+    models = chosen(model, None, adapter, target, config)
+    if file is None:
+        return _generate(models, queue, batch, form, sampling, processes, None, say)
+    contents = [None if one is None else one.identity() for one in models]
+    key = [contents, chat, system, _template_text(template), asdict(sampling), [asdict(one) for one in queue]]
+    with _only_writer(file):
+        _refuse_output(file, overwrite)  # another process may have finished it since
+        part = file.with_name(f".{file.name}.{_digest(key)}.part")
+        part.touch()
+        records = _generate(models, queue, batch, form, sampling, processes, part, say)
+        part.replace(file)
+        for other in file.parent.glob(f".{glob.escape(file.name)}.{'[0-9a-f]' * 12}.part"):
+            other.unlink(missing_ok=True)  # begun with other settings or another model, and interrupted
+    return records
+
+
+def _generate(
+    models: Models, queue: Sequence[Prompt], batch: int, form: PromptFormat, sampling: Sampling,
+    processes: int | None, part: Path | None, say: Say,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """The records of all prompts; those in the partial file are not made again, new ones are added to it."""
+    records = [] if part is None else _resume(part, batch)
+    if len(records) < len(queue):
+        with _load(models, processes, say) as ready:
+            for made in _answers(ready, queue, len(records), batch, form, sampling):
                 records += made
                 if part is not None:
                     with part.open("a", encoding="utf-8") as lines:
                         lines.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in made)
                     say(f"{len(records)} of {len(queue)} prompts")
-    if part is not None and file is not None:
-        part.replace(file)
     return records
+
+
+def _template_text(template: str | Path | None) -> str | None:
+    """The chat template's text, or the word as it is if there is no such file, which is refused later."""
+    if template is None:
+        return None
+    try:
+        return Path(template).read_text("utf-8")
+    except (OSError, ValueError):
+        return str(template)
 
 
 def _answers(
@@ -193,11 +223,9 @@ def _answers(
 
 
 @contextmanager
-def _load(
-    model: Any, adapter: Any, target: TargetName | None, processes: int | None, config: Any, say: Say
-) -> Iterator[Loaded]:
+def _load(models: Models, processes: int | None, say: Say) -> Iterator[Loaded]:
     """The model, whose processes end with the block."""
-    _, ready = loaded(chosen(model, None, adapter, target, config), processes, say)
+    _, ready = loaded(models, processes, say)
     try:
         yield ready
     finally:
@@ -229,33 +257,57 @@ def _messages_of(prompt: Prompt, form: PromptFormat) -> list[dict[str, str]]:
     return messages
 
 
-def _begun(file: Path, overwrite: bool, batch: int, settings: list[Any]) -> tuple[Path, list[dict[str, Any]]]:
-    """The partial file, and the records that an interrupted call with these settings left in it."""
+def _refuse_output(file: Path, overwrite: bool) -> None:
+    """Raise `DataError` for a file that cannot be written, or must not be replaced."""
     if file.is_dir():
         raise DataError(f"{file} is a folder; name a file to write")
     if file.exists() and not overwrite:
         raise DataError(f"{file} is there already; name another file, or replace it with --overwrite (overwrite=True)")
     if not file.parent.is_dir():
         raise DataError(f"{file.parent} is not a folder; make it, or name another file")
-    key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
-    part = file.with_name(f".{file.name}.{key}.part")
-    whole: list[dict[str, Any]] = []
-    kept = b""
-    if part.exists():
-        for line in part.read_bytes().splitlines(keepends=True):
-            try:
-                whole.append(json.loads(line))
-            except ValueError:
-                break  # cut off when the earlier call was killed
-            if not line.endswith(b"\n"):
-                whole.pop()
-                break
-            kept += line
-        if extra := len(whole) % batch:  # a batch is made again whole
-            del whole[-extra:]
-            kept = b"".join(kept.splitlines(keepends=True)[: len(whole)])
-    part.write_bytes(kept)
-    return part, whole
+
+
+def _digest(settings: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+
+
+@contextmanager
+def _only_writer(file: Path) -> Iterator[None]:
+    """Hold a file for this process until the block ends. Raises `DataError` if another process holds it."""
+    path = file.with_name(f".{file.name}.lock")
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_held = path.exists() and os.path.samestat(os.fstat(lock), path.stat())
+        except OSError:
+            is_held = False
+        if not is_held:  # or its owner finished a moment before and removed it
+            raise DataError(f"{file} is being written by another process; wait until it has ended")
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+    finally:
+        os.close(lock)
+
+
+def _resume(part: Path, batch: int) -> list[dict[str, Any]]:
+    """The whole batches that an interrupted call left in the partial file; the rest of it is cut off."""
+    records: list[dict[str, Any]] = []
+    lines: list[bytes] = []
+    for line in part.read_bytes().splitlines(keepends=True):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            break  # cut off when the earlier call was killed
+        if not line.endswith(b"\n"):
+            break
+        records.append(record)
+        lines.append(line)
+    whole = len(records) // batch * batch  # a batch is made again whole
+    part.write_bytes(b"".join(lines[:whole]))
+    return records[:whole]
 
 
 def one_by_one(
@@ -263,7 +315,7 @@ def one_by_one(
     target: TargetName | None, processes: int | None = None, config: Any = None, say: Say,
 ) -> Iterator[tuple[int, str]]:  # fmt: skip
     """(number of the prompt, piece of its text), as it comes."""
-    with _load(model, adapter, target, processes, config, say) as ready:
+    with _load(chosen(model, None, adapter, target, config), processes, say) as ready:
         from smtrain.worker.generation.generating import stream
 
         for number, ids in enumerate(_spelled(ready, prompts, form, sampling)):

@@ -9,6 +9,7 @@ import os
 import pty
 import re
 import select
+import shutil
 import signal
 import struct
 import subprocess
@@ -311,6 +312,50 @@ def test_prompts_from_files_go_on_where_they_were(folder: Path, tmp_path: Path) 
     again = smtrain.generate(folder, files=files, out=second, max_new_tokens=4, say=lines.append)
     assert again == whole
     assert lines == ["3 of 4 prompts", "4 of 4 prompts"]
+
+
+def test_an_interrupted_file_is_not_resumed_with_another_model_or_template(folder: Path, tmp_path: Path) -> None:
+    model, out = tmp_path / "model", tmp_path / "out.jsonl"
+    shutil.copytree(folder, model)
+    template = tmp_path / "template"
+    prompts = ["one", "two", "three"]
+
+    def begin(template_text: str) -> Any:
+        template.write_text(template_text)
+        options: dict[str, Any] = {"chat": True, "template": template, "batch": 1, "max_new_tokens": 4}
+        with pytest.raises(RuntimeError):
+            smtrain.generate(model, prompts, out=out, say=_ends_after([], 1), **options)
+        return options
+
+    options = begin("{% for m in messages %}{{ m.content }}{% endfor %}")
+    lines = list[str]()
+    smtrain.generate(model, prompts, out=out, say=lines.append, **options)
+    assert lines == ["2 of 3 prompts", "3 of 3 prompts"]
+    out.unlink()
+    begin("{% for m in messages %}{{ m.content }}{% endfor %}")
+    template.write_text("{% for m in messages %}> {{ m.content }}{% endfor %}")
+    lines.clear()
+    smtrain.generate(model, prompts, out=out, say=lines.append, **options)
+    assert lines[0] == "1 of 3 prompts"
+    out.unlink()
+    begin("{% for m in messages %}{{ m.content }}{% endfor %}")
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes())  # another export has another time
+    lines.clear()
+    smtrain.generate(model, prompts, out=out, say=lines.append, **options)
+    assert lines[0] == "1 of 3 prompts"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out.jsonl", "template"]
+
+
+def test_two_processes_do_not_write_one_file_of_texts(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+
+    def say(_: str) -> None:
+        with pytest.raises(DataError, match=r"out\.jsonl is being written by another process; wait"):
+            smtrain.generate(folder, ["one"], out=out, max_new_tokens=4)
+
+    assert len(smtrain.generate(folder, ["one", "two"], out=out, batch=1, max_new_tokens=4, say=say)) == 2
+    assert len(out.read_text().splitlines()) == 2
 
 
 def _ends_after(lines: list[str], count: int) -> Any:
