@@ -34,7 +34,7 @@ def become(
         os.environ.update(environment)
         sys.stdout = sys.__stdout__ = _unbuffered(1, sys.stdout)  # type: ignore[misc]
         sys.stderr = sys.__stderr__ = _unbuffered(2, sys.stderr)  # type: ignore[misc]
-        sys.argv = arguments
+        sys.argv, sys.orig_argv = arguments, [sys.executable, *arguments]  # a script may start its command again
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         runpy.run_path(arguments[0], run_name="__main__")
         status = 0

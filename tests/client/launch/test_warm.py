@@ -61,6 +61,11 @@ if how == "tell":
         "child": subprocess.check_output(["sh", "-c", "echo $SMTRAIN_WORD"], text=True),
         "files": [n for n in os.listdir("/proc/self/fd") if int(n) > 2 and os.path.exists(f"/proc/self/fd/{n}")],
     }))
+elif how == "again" and "SMTRAIN_AGAIN" not in os.environ:
+    os.environ["SMTRAIN_AGAIN"] = "1"
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+elif how == "again":
+    print(os.getpid(), *sys.argv[1:])
 elif how == "raise":
     raise ValueError("a fault")
 elif how == "text":
@@ -132,6 +137,11 @@ def test_a_copy_begins_and_ends_like_a_python_of_its_own(environment: dict[str, 
             assert "become" not in errors, "the traceback begins with the script"
         else:
             assert errors == ("a sentence\n" if how == "text" else "")
+
+
+def test_a_copy_can_start_its_own_command_again(environment: dict[str, str], tmp_path: Path) -> None:
+    (pid, status), said, errors = called("again", environment, tmp_path)
+    assert (status, said, errors) == (0, [f"{pid} again"], "")
 
 
 @pytest.mark.parametrize("change", [{"HF_HOME": "/elsewhere"}, {"LANG": "C"}, {"PYTHONHASHSEED": "0"}])
