@@ -199,7 +199,8 @@ def _place_elsewhere(raw: dict[str, Any]) -> None:
     if not isinstance(section, dict) or (target == "slurm" and not section.get("host")):
         return
     mounts = section.get("data") if target == "pai-dlc" else ()
-    folders = [one["path"] for one in mounts or () if isinstance(one, dict) and isinstance(one.get("path"), str)]
+    listed = mounts if isinstance(mounts, (list, tuple)) else ()  # another type is refused later
+    folders = [one["path"] for one in listed if isinstance(one, dict) and isinstance(one.get("path"), str)]
     for mapping, field in _paths(raw):
         value = mapping.get(field) if isinstance(mapping, dict) else None
         if not (isinstance(mapping, dict) and isinstance(value, str) and value.startswith("/")):

@@ -162,6 +162,15 @@ MACHINES = (
         ("leave one", {"compute.training_plan": OUT}),
         (" out", {"compute.fallback_instance_types": OUT}),
     ),
+    *(
+        case(
+            base,
+            {"compute.environment": {name: "x"}},
+            "is not the name of a variable",
+            ("letters, digits and _", {"compute.environment": {"A_1": "x"}}),
+        )
+        for base, name in (("gpu", "$(touch X)"), ("slurm", "A B"), ("slurm", "1A"), ("gpu", ""), ("gpu", "A\n"))
+    ),
     case(
         "trn1",
         {"compute.environment": {"NEURON_CC_FLAGS": "--cache_dir=/opt/ml/checkpoints/c"}},

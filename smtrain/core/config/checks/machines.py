@@ -24,6 +24,8 @@ MESH_KEYS = {
 _MESH = " ".join(sorted(MESH_KEYS))
 _BUCKET = re.compile(r"(?!\d+\.\d+\.\d+\.\d+$)(?!xn--)[a-z0-9](?!.*\.\.)[a-z0-9.-]{1,61}[a-z0-9]")
 """General purpose buckets: Amazon S3 User Guide, "Bucket naming rules"."""
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+"""AWS's pattern; Slurm's job script exports these names."""
 _ROLE = re.compile(r"arn:aws[\w-]*:iam::\d{12}:role/[\w+=,.@/-]{1,512}|[\w+=,.@-]{1,64}")
 _MARGIN = 120  # seconds: Slurm's signal may come a minute early, and a minute is left to train in
 
@@ -156,6 +158,11 @@ COMPUTE = (
              f"compute.{name}: cannot go with compute.training_plan, whose machines are reserved; leave one out")
         for name in ("spot", "fallback_instance_types")
     ),
+    Rule("compute.environment",
+         lambda c: [name for name in c.compute.environment if not _VARIABLE.fullmatch(name)],
+         lambda c: "compute.environment: "
+         f"{next(name for name in c.compute.environment if not _VARIABLE.fullmatch(name))!r} is not the name of a "
+         "variable; a name has letters, digits and _, and no digit first"),
     Rule("compute.environment",
          lambda c: any(
              "/opt/ml/checkpoints" in value
