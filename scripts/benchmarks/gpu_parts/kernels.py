@@ -1,0 +1,203 @@
+"""Times of single operations: the card's rates, one layer's attention, the head's product with the cross entropy."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from scripts.benchmarks.gpu_parts.child import Bench
+from scripts.benchmarks.gpu_parts.loops import batch, engine, free, synchronize
+from scripts.benchmarks.gpu_parts.rows import has_liger, segments_of
+from scripts.benchmarks.gpu_parts.shapes import documents
+
+PRODUCTS = {"8192^3": (8192, 8192, 8192), "q": (8192, 2048, 2048), "up": (8192, 2048, 8192), "down": (8192, 8192, 2048),
+            "head": (8192, 2048, 128256)}  # fmt: skip
+"""Sizes m, k, n: the largest rate by which MFU is also given, and those of the 1B."""
+
+
+def timed(bench: Bench, call: Callable[[], object], times: int = 10) -> float:
+    """Mean milliseconds, after two calls that do not count; fewer times if the call is slow."""
+    call()
+    synchronize(bench)
+    began = time.perf_counter()
+    call()
+    synchronize(bench)
+    if bench.toy or time.perf_counter() - began > 0.2:
+        times = 2
+    began = time.perf_counter()
+    for _ in range(times):
+        call()
+    synchronize(bench)
+    return (time.perf_counter() - began) / times * 1e3
+
+
+def device(bench: Bench) -> None:
+    """Name, memory and versions; rates of products in bf16 and of a copy."""
+    rates = {}
+    for name, sizes in PRODUCTS.items():
+        m, k, n = (max(16, size // 64) for size in sizes) if bench.toy else sizes
+        a = torch.randn(m, k, device=bench.kind, dtype=torch.bfloat16)
+        b = torch.randn(n, k, device=bench.kind, dtype=torch.bfloat16)
+        rates[name] = round(2e-9 * m * k * n / timed(bench, partial(torch.mm, a, b.t()), 20), 1 if not bench.toy else 4)
+    x = torch.empty(2**16 if bench.toy else 2**30, device=bench.kind)
+    y = torch.empty_like(x)
+    copied = 2 * 4 * x.numel() / timed(bench, lambda: y.copy_(x)) / 1e9
+    import transformers
+
+    bench.emit(
+        device=torch.cuda.get_device_name() if bench.kind == "cuda" else "CPU", gib=round(bench.gib, 1),
+        tflops=rates, copy_tb_s=round(copied, 3), torch=torch.__version__, transformers=transformers.__version__,
+    )  # fmt: skip
+
+
+@contextmanager
+def deterministic(on: bool) -> Iterator[None]:
+    """torch's deterministic algorithms, without filling new memory."""
+    torch.use_deterministic_algorithms(on)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+SHAPES = ((8192, 64), (32768, 64), (8192, 128))  # tokens, head size
+HEADS, KV_HEADS = 32, 8
+
+
+def attention(bench: Bench) -> None:
+    """Forward and backward pass of one layer over documents of about 1,024 tokens, and over the whole row."""
+    for length, size in SHAPES:
+        S = bench.length(length)
+        shape = (1, HEADS, S, size), (1, KV_HEADS, S, size)
+        q, k, v, g = (
+            torch.randn(shape[kv], device=bench.kind, dtype=torch.bfloat16, requires_grad=True) for kv in (0, 1, 1, 0)
+        )
+        lengths = documents(S, bench.length(1024))
+        ms, gib, failed = dict[str, float](), dict[str, float](), dict[str, str]()
+        for on in (False, True):
+            for name, call in attention_ways(bench, q, k, v, g.detach(), lengths).items():
+                title = name + (", deterministic" if on else "")
+                try:
+                    base = memory(bench, reset=True)
+                    with deterministic(on):
+                        ms[title] = round(timed(bench, call), 3)
+                    gib[title] = round(memory(bench) - base, 2)
+                except Exception as error:
+                    failed[title] = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+                free(bench)
+        bench.emit(
+            row=f"attention {length} heads {HEADS}/{KV_HEADS} of {size}", S=S, ms=ms, gib=gib, failed_ways=failed
+        )
+        del q, k, v, g
+        free(bench)
+
+
+def memory(bench: Bench, reset: bool = False) -> float:
+    """GiB that tensors have now (after a reset), or had at most since."""
+    if bench.toy:
+        return 0.0
+    if reset:
+        torch.cuda.reset_peak_memory_stats()
+    return float(torch.cuda.max_memory_allocated()) / 2**30
+
+
+def attention_ways(
+    bench: Bench, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, lengths: list[int]
+) -> dict[str, Callable[[], object]]:
+    """The kernels by name; q, g [1, H, S, D], k, v [1, KV, S, D], documents of `lengths`."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.attention import varlen as module
+
+    varlen_attn: Any = module.varlen_attn  # its arguments differ between versions of torch
+
+    S, copies = q.shape[2], HEADS // KV_HEADS
+    starts = torch.tensor([0, *lengths], device=bench.kind).cumsum(0).int()
+    segments = segments_of([lengths])[0].to(bench.kind)
+    # Newer versions of torch want to be asked for fewer heads of keys and values.
+    grouped = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+
+    def whole(backend: Any = None) -> None:
+        with nullcontext() if backend is None else sdpa_kernel(backend):
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        torch.autograd.grad(out, (q, k, v), g)
+
+    def dense_mask() -> None:
+        mask = (segments[:, None] == segments).tril_()
+        wide_k, wide_v = (x.repeat_interleave(copies, 1) for x in (k, v))
+        out = F.scaled_dot_product_attention(q, wide_k, wide_v, attn_mask=mask[None, None])
+        torch.autograd.grad(out, (q, k, v), g)
+
+    def varlen() -> None:
+        flat = [x.transpose(1, 2).reshape(S, x.shape[1], -1) for x in (q, k, v)]
+        out = varlen_attn(*flat, starts, starts, max(lengths), max(lengths), window_size=(-1, 0), **grouped)
+        torch.autograd.grad(out, (q, k, v), g.transpose(1, 2).reshape(out.shape))
+
+    return {
+        "whole row, torch's choice": whole,
+        "whole row, flash": lambda: whole(SDPBackend.FLASH_ATTENTION),
+        "whole row, cuDNN": lambda: whole(SDPBackend.CUDNN_ATTENTION),
+        "documents, varlen": varlen,
+        "documents, dense mask": dense_mask,
+    }
+
+
+def both_passes(forward: Callable[[], torch.Tensor]) -> None:
+    """Forward and backward pass."""
+    forward().backward()
+
+
+def loss(bench: Bench) -> None:
+    """Forward and backward pass of head and cross entropy over 8,192 tokens, after one layer whose time is taken off.
+
+    `smtrain` is the engine's own path from hidden states to the sum of losses.
+    """
+    config = bench.model("head")
+    made = engine(bench, config, 2)
+    stage = made.stage
+    ids, labels = (x.to(bench.kind) for x in batch(config, 2, bench.length(4096)))
+    head = stage.model.get_output_embeddings().weight
+
+    def plain(z: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(z.float().flatten(0, 1), labels.flatten(), reduction="sum")
+
+    compiled = torch.compile(plain, dynamic=False)
+    ways: dict[str, Callable[[], torch.Tensor]] = {
+        "smtrain": lambda: stage(ids, labels),
+        "torch": lambda: plain(F.linear(stage.hidden(ids), head)),
+        "torch compiled": lambda: compiled(F.linear(stage.hidden(ids), head)),
+    }
+    if has_liger(bench, "loss", "Liger"):
+        try:
+            from liger_kernel.transformers.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyLoss
+
+            fused = LigerFusedLinearCrossEntropyLoss(reduction="sum")
+            ways["Liger"] = lambda: fused(head, stage.hidden(ids).flatten(0, 1), labels.flatten())
+        except ModuleNotFoundError:
+            bench.emit(row="loss", system="Liger", role="peer", missing="not installed: pip install liger-kernel")
+    below = 0.0 if bench.toy else timed(bench, lambda: stage.hidden(ids).sum().backward())
+    for system, way in ways.items():
+        for on in (False, True):
+            title = system + (", deterministic" if on else "")
+            facts = {
+                "row": "loss",
+                "system": title,
+                "role": "ours" if title == "smtrain" else "variant" if on else "peer",
+            }
+            try:
+                base = memory(bench, reset=True)
+                with deterministic(on):
+                    ms = timed(bench, partial(both_passes, way)) - below
+                extra = round(memory(bench) - base, 2)
+                value = float(way().detach()) / labels.numel()
+                bench.emit(**facts, ms=round(ms, 2), extra_gib=extra, losses=[round(value, 5)])
+            except Exception as error:
+                bench.failed(error, **facts)
+            free(bench)

@@ -1,0 +1,289 @@
+"""The parts that train: rows of the benchmark's table, by this engine and by its peers."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._dynamo
+
+from scripts.benchmarks.gpu_parts import peers
+from scripts.benchmarks.gpu_parts.child import Bench
+from scripts.benchmarks.gpu_parts.loops import (
+    LR,
+    PeerLoop,
+    Pending,
+    adapters,
+    batch,
+    begin_ours,
+    engine,
+    free,
+    measure,
+    synchronize,
+)
+from scripts.benchmarks.gpu_parts.profiling import profile
+from scripts.benchmarks.gpu_parts.shapes import documents
+from scripts.benchmarks.gpu_parts.weights import DrawnEngine
+from smtrain.worker.engine.base import PreferenceOptions
+
+ROWS = 8  # of a dense step of 4,096 tokens each
+Begin = Callable[[], Pending]
+
+
+def row(
+    bench: Bench, name: str, system: str, role: str, work: dict[str, Any], begin: Begin, seconds: float,
+    losses: int = 3, fresh: bool = True,
+) -> None:  # fmt: skip
+    """Measure one row of the table; running out of memory is a result too.
+
+    `role` is ours, peer, or variant: another setting of ours. `work` has model, S, B, mb, and lora, apart, recompute.
+    Losses are those from the initial values, so only those of a `fresh` model are kept.
+    """
+    if bench.compiled != (work["mb"], work["S"]):
+        # Otherwise a second shape would get code for any shape, which is slower than that of a job with one shape.
+        torch._dynamo.reset()
+        bench.compiled = work["mb"], work["S"]
+    facts = {"row": name, "system": system, "role": role, **work, "layers": bench.layers.get(work["model"])}
+    try:
+        figures = measure(bench, begin, seconds, losses)
+    except torch.OutOfMemoryError as error:
+        bench.failed(error, **facts)
+        return
+    finally:
+        free(bench)
+    if not fresh:
+        del figures["losses"]
+    rate = work["B"] * work["S"] / figures["step_ms"] * 1e3
+    bench.emit(**facts, tokens_per_s=round(rate), **figures)
+
+
+def micro_batches(bench: Bench) -> tuple[int, ...]:
+    """The micro-batches of dense rows: half as many on small cards."""
+    return (4, 8) if bench.gib > 50 or bench.toy else (1, 2)
+
+
+def dense(bench: Bench, variant: str = "") -> None:
+    """1B, 4,096, with the default settings or a variant of them."""
+    config, S = bench.model("1b"), bench.length(4096)
+    made = engine(bench, config, 1, variant)
+    ids, labels = batch(config, ROWS, S)
+    sizes = micro_batches(bench) if not variant else micro_batches(bench)[:1]
+    for mb in sizes:
+        made.options = replace(made.options, micro_batch_size=mb)
+        work = {"model": "1b", "S": S, "B": ROWS, "mb": mb}
+        name, role = f"dense 4096 mb {mb}", "variant" if variant else "ours"
+        row(bench, name, f"smtrain {variant}".strip(), role, work, partial(begin_ours, made, ids, labels), 4,
+            fresh=mb == sizes[0])  # fmt: skip
+        if mb == sizes[0] and not variant:
+            profile(bench, "dense", "smtrain", partial(begin_ours, made, ids[:mb], labels[:mb]))
+
+
+dense_variant = dense
+
+
+def _dense_peer(bench: Bench, system: str, make: Callable[[Bench, dict[str, Any]], PeerLoop]) -> None:
+    config, S = bench.model("1b"), bench.length(4096)
+    loop = make(bench, config)
+    ids, labels = batch(config, ROWS, S)
+    for mb in micro_batches(bench):
+        work = {"model": "1b", "S": S, "B": ROWS, "mb": mb}
+        name, begin = f"dense 4096 mb {mb}", partial(loop.begin, ids, labels, mb)
+        row(bench, name, system, "peer", work, begin, 4, fresh=mb == micro_batches(bench)[0])
+
+
+def dense_titan(bench: Bench) -> None:
+    _dense_peer(bench, "torchtitan compiled", peers.torchtitan)
+
+
+def dense_peer(bench: Bench, kind: str) -> None:
+    if kind == "compiled":
+        _dense_peer(bench, "transformers compiled", peers.compiled)
+    elif has_liger(bench, "dense 4096", "transformers + Liger"):
+        _dense_peer(bench, "transformers + Liger", peers.with_liger)
+
+
+def has_liger(bench: Bench, name: str, system: str) -> bool:
+    """Whether Liger's kernels run here; a line says so if not."""
+    if bench.kind != "cuda":
+        bench.emit(row=name, system=system, role="peer", missing="not on this device: Liger's kernels need CUDA")
+    return bench.kind == "cuda"
+
+
+def segments_of(lengths: list[list[int]]) -> torch.Tensor:
+    """The number of each token's document, int64 [rows, length]."""
+    return torch.stack([torch.arange(len(row)).repeat_interleave(torch.tensor(row)) for row in lengths])
+
+
+def attended(lengths: list[list[int]]) -> float:
+    """The mean over the tokens of the length of their document, for the operations of attention."""
+    each = [n for row in lengths for n in row]
+    return sum(n * n for n in each) / sum(each)
+
+
+def packed(bench: Bench, variant: str = "") -> None:
+    """Documents apart against whole rows of the same engine, which is the peer here."""
+    config = bench.model("0.3b")
+    made = engine(bench, config, 1, variant)
+    for length, rows in ((8192, 4), (32768, 1)):
+        S = bench.length(length)
+        ids, labels = batch(config, rows, S)
+        lengths = [documents(S, bench.length(1024), seed) for seed in range(rows)]
+        segments = segments_of(lengths)
+        work: dict[str, Any] = {"model": "0.3b", "S": S, "B": rows, "mb": 1}
+        apart = {**work, "apart": True, "attended": attended(lengths)}
+        name = f"packed {length}"
+        ours, role = f"smtrain {variant}".strip(), "variant" if variant else "ours"
+        row(bench, name, ours, role, apart, partial(begin_ours, made, ids, labels, segments), 4)
+        whole = f"{ours}, whole rows"
+        row(
+            bench,
+            name,
+            whole,
+            "variant" if variant else "peer",
+            work,
+            partial(begin_ours, made, ids, labels),
+            4,
+        )
+        if length == 8192 and not variant:
+            profile(bench, "packed", "smtrain", partial(begin_ours, made, ids[:1], labels[:1], segments[:1]))
+
+
+def experts(bench: Bench) -> None:
+    config, S = bench.model("experts"), bench.length(4096)
+    made = engine(bench, config, 2)
+    ids, labels = batch(config, 4, S)
+    work = {"model": "experts", "S": S, "B": 4, "mb": 2}
+    row(bench, "experts 4096", "smtrain", "ours", work, partial(begin_ours, made, ids, labels), 5)
+    profile(bench, "experts", "smtrain", partial(begin_ours, made, ids[:2], labels[:2]))
+
+
+def experts_peer(bench: Bench) -> None:
+    config, S = bench.model("experts"), bench.length(4096)
+    loop = peers.plain_experts(bench, config)
+    ids, labels = batch(config, 4, S)
+    work = {"model": "experts", "S": S, "B": 4, "mb": 2}
+    row(bench, "experts 4096", "transformers", "peer", work, partial(loop.begin, ids, labels, 2), 5)
+    profile(bench, "experts", "transformers", partial(loop.begin, ids[:2], labels[:2], 2))
+
+
+LONG = (32768, 65536)
+
+
+def long(bench: Bench) -> None:
+    config = bench.model("1b")
+    made = engine(bench, config, 1, recompute="full")
+    _long(bench, config, "smtrain", "ours", lambda ids, labels: begin_ours(made, ids, labels))
+
+
+def long_liger(bench: Bench) -> None:
+    if has_liger(bench, "long", "transformers + Liger"):
+        config = bench.model("1b")
+        loop = peers.with_liger(bench, config, recompute=True)
+        _long(bench, config, "transformers + Liger", "peer", lambda ids, labels: loop.begin(ids, labels, 1))
+
+
+def _long(bench: Bench, config: dict[str, Any], system: str, role: str, begin: Callable[[Any, Any], Pending]) -> None:
+    for length in LONG:
+        S = bench.length(length)
+        ids, labels = batch(config, 1, S)
+        work = {"model": "1b", "S": S, "B": 1, "mb": 1, "recompute": "full"}
+        row(bench, f"long {length}", system, role, work, partial(begin, ids, labels), 6, 2,
+            fresh=length == LONG[0])  # fmt: skip
+
+
+def lora(bench: Bench) -> None:
+    config = bench.model("8b", 3.0)
+    made = engine(bench, config, 2, lora=adapters(config))
+    _lora(bench, config, "smtrain", "ours", lambda ids, labels: begin_ours(made, ids, labels))
+
+
+def lora_peer(bench: Bench) -> None:
+    if has_liger(bench, "lora 4096", "peft + Liger"):
+        config = bench.model("8b", 3.0)
+        loop = peers.with_liger(bench, config, lora=True)
+        _lora(bench, config, "peft + Liger", "peer", lambda ids, labels: loop.begin(ids, labels, 2))
+
+
+def _lora(bench: Bench, config: dict[str, Any], system: str, role: str, begin: Callable[[Any, Any], Pending]) -> None:
+    S = bench.length(4096)
+    ids, labels = batch(config, 4, S)
+    work = {"model": "8b", "S": S, "B": 4, "mb": 2, "lora": True}
+    row(bench, "lora 4096", system, role, work, partial(begin, ids, labels), 6)
+
+
+def seven(bench: Bench) -> None:
+    config, S = bench.model("7b"), bench.length(4096)
+    made = engine(bench, config, 1, recompute="full")
+    ids, labels = batch(config, 2, S)
+    work = {"model": "7b", "S": S, "B": 2, "mb": 1, "recompute": "full"}
+    row(bench, "7b 4096", "smtrain", "ours", work, partial(begin_ours, made, ids, labels), 5, losses=2)
+
+
+def sft(bench: Bench) -> None:
+    """Samples whose first half has no loss: packed into rows of 4,096, and each in its own row of 512."""
+    config, S, sample = bench.model("0.3b"), bench.length(4096), bench.length(512)
+    made = engine(bench, config, 4)
+    for name, length, rows, mb in (("sft packed", S, ROWS, 4), ("sft short", sample, ROWS * S // sample, 32)):
+        lengths = [documents(length, sample, seed) if length > sample else [length] for seed in range(rows)]
+        ids, labels = batch(config, rows, length)
+        for at, each in enumerate(lengths):
+            begin = 0
+            for n in each:
+                labels[at, begin : begin + n // 2] = -100
+                begin += n
+        made.options = replace(made.options, micro_batch_size=min(mb, rows))
+        segments = segments_of(lengths)
+        work = {"model": "0.3b", "S": length, "B": rows, "mb": min(mb, rows), "apart": True,
+                "attended": attended(lengths)}  # fmt: skip
+        row(bench, name, "smtrain", "ours", work, partial(begin_ours, made, ids, labels, segments), 4)
+    ids, labels = batch(config, ROWS, S)
+    made.options = replace(made.options, micro_batch_size=4)
+    work = {"model": "0.3b", "S": S, "B": ROWS, "mb": 4}
+    row(bench, "sft packed", "smtrain, whole rows", "peer", work, partial(begin_ours, made, ids, labels), 4)
+
+
+def dpo(bench: Bench) -> None:
+    """Pairs of answers of 512 tokens: four in a row of 4,096, and one in a row of 1,024."""
+    config, sample = bench.model("0.3b"), bench.length(512)
+    made = engine(bench, config, 2, preference=PreferenceOptions())
+    for name, pairs, rows in (("dpo packed", 4, 8), ("dpo short", 1, 32)):
+        lengths = [[sample] * 2 * pairs] * rows
+        length = 2 * pairs * sample
+        ids, labels = batch(config, rows, length)
+        labels.view(rows, 2 * pairs, sample)[:, :, : sample // 2] = -100
+        segments, mb = segments_of(lengths), 2 if pairs > 1 else 8
+        made.options = replace(made.options, micro_batch_size=mb)
+        references = made.log_probabilities(ids, labels, segments, pairs)
+        work = {"model": "0.3b", "S": length, "B": rows, "mb": mb, "apart": True, "attended": float(sample)}
+
+        begin = partial(begin_ours, made, ids, labels, segments, references)
+        row(bench, name, "smtrain", "ours", work, begin, 4)
+
+
+def resume(bench: Bench) -> None:
+    """Two steps, a checkpoint, two steps; and the last two steps again from the checkpoint: losses and weights."""
+    config, S = bench.model("tiny"), bench.length(4096)
+    ids, labels = batch(config, 2, S)
+    segments = segments_of([documents(S, bench.length(1024), seed) for seed in range(2)])
+
+    def steps(made: DrawnEngine, count: int) -> list[tuple[float, float]]:
+        results = [made.step(ids, labels, LR, segments) for _ in range(count)]
+        return [(result.loss, result.grad_norm) for result in results]
+
+    with tempfile.TemporaryDirectory() as folder:
+        made = engine(bench, config, 1, "deterministic")
+        steps(made, 2)
+        made.save(Path(folder), 2, {"step": 2})
+        losses = steps(made, 2)
+        weights = made.optimizer.master.detach().clone()
+        resumed = engine(bench, config, 1, "deterministic")
+        resumed.load(Path(folder) / "step_00000002")
+        again = steps(resumed, 2)
+        synchronize(bench)
+        same = torch.equal(weights, resumed.optimizer.master)
+    bench.emit(row="resume", same_bits=same and losses == again, same_weights=same, losses=losses, resumed=again)

@@ -1,0 +1,82 @@
+"""The models of the benchmark as config.json, at full and at toy size; rows of random tokens. Imports no torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+ROPE = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192}  # fmt: skip
+COMMON = {
+    "hidden_act": "silu",
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "initializer_range": 0.02,
+    "attention_bias": False,
+}
+
+
+def llama(hidden: int, layers: int, ffn: int, kv_heads: int, vocab: int = 128256, tied: bool = True) -> dict[str, Any]:
+    """A Llama 3 with 32 heads."""
+    return {
+        **COMMON, "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": hidden,
+        "num_hidden_layers": layers, "intermediate_size": ffn, "num_attention_heads": 32, "head_dim": hidden // 32,
+        "num_key_value_heads": kv_heads, "vocab_size": vocab, "tie_word_embeddings": tied, "mlp_bias": False,
+        "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "rope_scaling": dict(ROPE),
+    }  # fmt: skip
+
+
+MODELS: dict[str, dict[str, Any]] = {
+    "1b": llama(2048, 16, 8192, 8),  # Llama 3.2 1B
+    "0.3b": llama(2048, 4, 8192, 8, vocab=32000),
+    "tiny": llama(2048, 1, 8192, 8, vocab=32000),
+    "head": llama(2048, 1, 64, 8),  # nearly nothing but embedding and head
+    "8b": llama(4096, 32, 14336, 8, tied=False),  # Llama 3.1 8B
+    "7b": llama(4096, 32, 11008, 32, vocab=32000, tied=False),  # Llama 2 7B
+    "experts": {
+        **COMMON, "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 2048,
+        "num_hidden_layers": 8, "intermediate_size": 6144, "moe_intermediate_size": 512, "num_experts": 64,
+        "num_experts_per_tok": 8, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
+        "router_aux_loss_coef": 0.001, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128,
+        "vocab_size": 151936, "tie_word_embeddings": True, "max_position_embeddings": 40960, "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+    },
+}  # fmt: skip
+TOY = {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128, "num_attention_heads": 4,
+       "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 512}  # fmt: skip
+TOY_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+SHORTER = 64
+"""The part of a row's length that a toy row has."""
+
+
+def described(name: str, toy: bool, layers: int | None = None) -> dict[str, Any]:
+    """A model's config.json."""
+    config = dict(MODELS[name])
+    if toy:
+        config |= TOY | (TOY_EXPERTS if "num_experts" in config else {})
+        config["intermediate_size"] = min(config["intermediate_size"], MODELS[name]["intermediate_size"])
+    if layers is not None:
+        config["num_hidden_layers"] = layers
+    return config
+
+
+def lengthened(tokens: int, toy: bool) -> int:
+    """The length of a row."""
+    return max(16, tokens // SHORTER) if toy else tokens
+
+
+def bytes_of(config: dict[str, Any], width: float) -> float:
+    """Bytes of a model with so many for each parameter."""
+    from smtrain.core.model.families import ModelShape
+
+    return width * ModelShape.from_config(config).parameters()
+
+
+def documents(length: int, mean: int, seed: int = 0) -> list[int]:
+    """Lengths of the documents in a row: each between a quarter of the mean and twice it, the last one cut."""
+    import random
+
+    drawn, lengths = random.Random(seed), list[int]()
+    while sum(lengths) < length:
+        lengths.append(drawn.randint(max(2, mean // 4), max(3, 2 * mean)))
+    lengths[-1] -= sum(lengths) - length
+    return [n for n in lengths if n]
