@@ -24,14 +24,15 @@ sys.path[0] = str(ROOT)  # not this folder, whose names are common
 
 from scripts.benchmarks.gpu_parts.driver import Driver, Line, child_command  # noqa: E402
 from scripts.benchmarks.gpu_parts.figures import completed, summary, table_of  # noqa: E402
-from scripts.benchmarks.gpu_parts.parts import CARRIED, PARTS  # noqa: E402
+from scripts.benchmarks.gpu_parts.parts import CARRIED, OTHERS, PARTS  # noqa: E402
 
 WHEELS = """\
 # For a machine with a GPU and no network that has Python 3.12, torch with triton, transformers and numpy.
-# Where there is a network, for example here:
+# With a network, for example on your laptop:
 python -m pip download --no-deps --only-binary=:all: --python-version 3.12 --platform manylinux_2_28_x86_64 \\
-  --platform manylinux2014_x86_64 --platform any --dest wheels \\
+  --platform manylinux2014_x86_64 --dest wheels \\
   {packages}
+# If it has torch only, these too: {others}
 # On the machine with the GPU, in the checkout:
 python3 -m pip install --no-index --no-deps --target wheels/site wheels/*.whl
 PYTHONPATH=wheels/site python3 scripts/benchmarks/gpu.py --out gpu-results"""
@@ -52,7 +53,7 @@ def main() -> None:
         print("\n".join(f"{name:22} {part.seconds:4.0f}  {part.about}" for name, part in PARTS.items()))
         return
     if options.wheels:
-        print(WHEELS.format(packages=" \\\n  ".join(CARRIED)))
+        print(WHEELS.format(packages=" \\\n  ".join(CARRIED), others=" ".join(OTHERS)))
         return
     names = options.only.split(",") if options.only else [*PARTS]
     if unknown := [name for name in names if name not in PARTS]:

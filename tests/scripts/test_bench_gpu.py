@@ -25,6 +25,7 @@ SCRIPTS = {
     "faulty": BEGIN + "raise ValueError('no such kernel')",
     "broken": "import no_such_module",
     "slow": BEGIN + f"print('{RESULT}' + '{{\"tokens\": 8}}', flush=True); time.sleep(60)",
+    "parent": "import subprocess, sys; subprocess.Popen(['sleep', '60']); " + BEGIN,
     "last": BEGIN + f"print('{RESULT}' + '{{\"tokens\": 9}}')",
 }
 
@@ -45,7 +46,8 @@ def test_a_part_that_fails_or_is_late_leaves_the_others(tmp_path: Path) -> None:
     assert by_part["broken"][0]["failed"] == "ModuleNotFoundError: No module named 'no_such_module'"
     assert by_part["slow"][1]["failed"] == "took longer than 0 s"
     assert all("seconds" in found[-1] for found in by_part.values())
-    assert time.monotonic() - began < 30, "the slow part is killed"
+    assert "failed" not in by_part["parent"][0]
+    assert time.monotonic() - began < 30, "the slow part is killed, and what the parent left behind"
     assert "Traceback" in (tmp_path / "log.txt").read_text()
 
 
@@ -53,6 +55,7 @@ def test_parts_without_time_are_skipped(tmp_path: Path) -> None:
     assert driven(tmp_path, 5) == [{"part": name, "skipped": "no time was left"} for name in SCRIPTS]
 
 
+@pytest.mark.slow
 def test_a_part_trains_packed_rows_as_its_plan_and_its_whole_rows(tmp_path: Path) -> None:
     script = tmp_path / "part.py"
     script.write_text(

@@ -3,6 +3,7 @@
 parts      names, time limits and order
 driver     runs each part in its own process
 child      such a process
+bench      the argument of its function
 shapes     the models, and batches of rows
 weights    the same initial values for every system
 loops      times a training step, of this engine or of a peer

@@ -73,18 +73,18 @@ class Driver:
             process.stdin.flush()
         imported = state.imported.wait(max(0.0, self._end - LEAST - time.monotonic()))
         limit = min(limit, max(0.0, self._end - time.monotonic())) if imported else 0.0
+        reason = ""
         try:
-            process.wait(limit)
+            if process.wait(limit):
+                reason = f"exit code {process.returncode}"
         except subprocess.TimeoutExpired:
-            _kill(process)
             reason = f"took longer than {limit:.0f} s" if imported else "no time was left after its imports"
-            state.join()
+        _kill(process)  # also processes that it started, which would keep its output open
+        state.join()
+        if reason.startswith("exit code"):
+            reason = state.last or reason
+        if reason:
             self._keep({"part": name, "failed": reason})
-        else:
-            state.join()
-            if process.returncode:
-                self._keep({"part": name, "failed": state.last or f"exit code {process.returncode}"})
-        _kill(process)
         self._keep({"part": name, "seconds": round(time.monotonic() - began, 1)})
 
 
@@ -119,7 +119,7 @@ class _Reader:
                 yield raw.decode(errors="replace").rstrip("\n")
 
     def join(self) -> None:
-        self._thread.join(5)
+        self._thread.join(60)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -142,7 +142,7 @@ def loss_difference(lines: list[Line]) -> dict[str, float]:
 
 
 def summary(lines: list[Line]) -> Line:
-    """What `--json` prints: the device, tokens/s and GiB by row and system, ratios, and the parts without a result."""
+    """The object that `--json` prints: device, ratios, figures by row and system, and the parts without a result."""
     device = next((line for line in lines if "device" in line), {})
     rows: dict[str, Line] = {}
     for line in lines:
@@ -162,7 +162,7 @@ def summary(lines: list[Line]) -> Line:
     ]  # fmt: skip
     same = next((line["same_bits"] for line in lines if line.get("row") == "resume" and "same_bits" in line), None)
     return {
-        "device": {key: value for key, value in device.items() if key != "part"}, "over_best_peer": ratios(lines),
+        "over_best_peer": ratios(lines), "device": {key: value for key, value in device.items() if key != "part"},
         "loss_difference": loss_difference(lines), "same_bits": same, "profiles": profiles, "rows": rows,
         "without_result": reasons,
     }  # fmt: skip
@@ -175,20 +175,20 @@ def table_of(lines: list[Line]) -> str:
     text = [
         f"{device.get('device', 'no device line')}, {device.get('gib', '?')} GiB, {device.get('tflops', {})} TFLOP/s"
     ]
-    head = f"{'row':28} {'system':26} {'tokens/s':>10} {'ms':>9} {'GiB':>7} {'MFU':>6} {'of real':>7} {'of plan':>8}"
+    head = f"{'row':23} {'system':41} {'tokens/s':>10} {'ms':>9} {'GiB':>7} {'MFU':>6} {'of real':>7} {'of plan':>8}"
     text.append(head)
     for row, systems in said["rows"].items():
         for system, numbers in systems.items():
             n = numbers if isinstance(numbers, dict) else {"ms": numbers}
             memory = n.get("peak_gib", n.get("extra_gib"))
             text.append(
-                f"{row:28.28} {system:26.26} {_number(n.get('tokens_per_s'), ',d'):>10} "
+                f"{row:23.23} {system:41.41} {_number(n.get('tokens_per_s'), ',d'):>10} "
                 f"{_number(n.get('step_ms', n.get('ms')), '.1f'):>9} {_number(memory, '.1f'):>7} "
                 f"{_number(n.get('mfu'), '.1%'):>6} {_number(n.get('mfu_of_measured'), '.1%'):>7} "
                 f"{_number(n.get('of_plan'), '.2f'):>8}"
             )
         if row in said["over_best_peer"]:
-            text.append(f"{row:28.28} {'ours over the best peer':26} {said['over_best_peer'][row]:>10}")
+            text.append(f"{row:23.23} {'ours over the best peer':41} {said['over_best_peer'][row]:>10}")
     text += [f"losses of {row}: peers differ by {off:.1e} at most" for row, off in said["loss_difference"].items()]
     text += [f"profile of {name}: {numbers}" for name, numbers in said["profiles"].items()]
     text.append(f"same bits after a resume: {said['same_bits']}")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from scripts.benchmarks.gpu_parts.child import Bench
+from scripts.benchmarks.gpu_parts.bench import Bench
 from scripts.benchmarks.gpu_parts.loops import batch, engine, free, synchronize
 from scripts.benchmarks.gpu_parts.rows import has_liger, segments_of
 from scripts.benchmarks.gpu_parts.shapes import documents
@@ -93,9 +93,7 @@ def attention(bench: Bench) -> None:
                 except Exception as error:
                     failed[title] = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
                 free(bench)
-        bench.emit(
-            row=f"attention {length} heads {HEADS}/{KV_HEADS} of {size}", S=S, ms=ms, gib=gib, failed_ways=failed
-        )
+        bench.emit(row=f"attention {length} head {size}", S=S, ms=ms, gib=gib, failed_ways=failed)
         del q, k, v, g
         free(bench)
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from scripts.benchmarks.gpu_parts.child import Bench
+from scripts.benchmarks.gpu_parts.bench import Bench
 from scripts.benchmarks.gpu_parts.weights import DrawnEngine
 from smtrain.core.model.families import ModelShape
 from smtrain.core.model.lora import ALL_LINEAR, Lora, targets_of

@@ -54,3 +54,9 @@ PACKAGES = {
 """pip's names, with versions that work together, of the modules to carry. torchtitan 0.3.0 cannot be imported with
 torch 2.11; tyro to multiprocess are what its Llama imports, and pydantic to typing_inspection the planner."""
 CARRIED = tuple(PACKAGES.values())
+OTHERS = (
+    "transformers", "tokenizers", "safetensors", "huggingface-hub", "httpx2", "httpcore2", "h11", "anyio", "truststore",
+    "idna", "regex", "tqdm", "pyyaml", "packaging", "numpy", "psutil", "accelerate", "pyarrow", "pandas",
+    "python-dateutil", "six", "xxhash", "tensorboard", "absl-py", "protobuf",
+)  # fmt: skip
+"""What else the parts import, besides torch's own requirements."""

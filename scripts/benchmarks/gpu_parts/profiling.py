@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity
 
-from scripts.benchmarks.gpu_parts.child import Bench
+from scripts.benchmarks.gpu_parts.bench import Bench
 from scripts.benchmarks.gpu_parts.loops import synchronize
 
 STEPS = 2

@@ -13,7 +13,7 @@ import torch
 import torch._dynamo
 
 from scripts.benchmarks.gpu_parts import peers
-from scripts.benchmarks.gpu_parts.child import Bench
+from scripts.benchmarks.gpu_parts.bench import Bench
 from scripts.benchmarks.gpu_parts.loops import (
     LR,
     PeerLoop,
