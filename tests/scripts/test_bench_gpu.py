@@ -71,7 +71,7 @@ def test_a_part_trains_packed_rows_as_its_plan_and_its_whole_rows(tmp_path: Path
     ours, whole = lines[:2]
     assert [line["role"] for line in lines] == ["ours", "peer"] * 2
     assert ours["losses"][0] > ours["losses"][-1] > 0
-    assert ours["losses"] != whole["losses"], "documents do not see one another"
+    assert "losses" not in whole, "it does not start from the initial values"
     assert ours["attended"] < ours["S"]
     assert ours["mfu_of_measured"] > 0
     assert ours["plan"]["low"] < ours["plan"]["tokens_per_s"] < ours["plan"]["high"]
@@ -119,4 +119,4 @@ def test_every_part_has_its_function() -> None:
     sources = {path.stem: path.read_text() for path in Path(gpu_parts.__file__).parent.glob("*.py")}
     for name, part in PARTS.items():
         module, _, function = part.function.partition(":")
-        assert f"def {function}(" in sources[module] or f"\n{function} = " in sources[module], name
+        assert f"def {function}(" in sources[module], name

@@ -21,6 +21,8 @@ class Bench:
     """The device's memory."""
     layers: dict[str, int] = field(default_factory=dict)
     """Layers of the models that were made smaller for this device."""
+    fresh: bool = True
+    """Whether the part's model still has its initial values."""
     compiled: tuple[int, int] = (0, 0)
     """Rows and length of a micro-batch that `row` measured last."""
 

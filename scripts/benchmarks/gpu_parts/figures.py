@@ -134,8 +134,6 @@ def loss_difference(lines: list[Line]) -> dict[str, float]:
     for ours in (line for line in lines if line.get("role") == "ours" and line.get("losses")):
         for peer in lines:
             if peer.get("row") == ours["row"] and peer.get("role") == "peer" and peer.get("losses"):
-                if peer["system"].endswith("whole rows"):
-                    continue  # other rows: their losses are not the same
                 off = max(abs(a / b - 1) for a, b in zip(ours["losses"], peer["losses"], strict=False))
                 differences[ours["row"]] = max(off, differences.get(ours["row"], 0.0))
     return {row: round(off, 6) for row, off in differences.items()}

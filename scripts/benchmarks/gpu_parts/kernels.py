@@ -46,7 +46,7 @@ def device(bench: Bench) -> None:
         a = torch.randn(m, k, device=bench.kind, dtype=torch.bfloat16)
         b = torch.randn(n, k, device=bench.kind, dtype=torch.bfloat16)
         rates[name] = round(2e-9 * m * k * n / timed(bench, partial(torch.mm, a, b.t()), 20), 1 if not bench.toy else 4)
-    x = torch.empty(2**16 if bench.toy else 2**30, device=bench.kind)
+    x = torch.empty(2**16 if bench.toy else min(2**30, int(bench.gib * 2**24)), device=bench.kind)
     y = torch.empty_like(x)
     copied = 2 * 4 * x.numel() / timed(bench, lambda: y.copy_(x)) / 1e9
     import transformers

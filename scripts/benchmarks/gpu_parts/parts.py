@@ -40,8 +40,8 @@ PARTS = {
     "sft": Part("rows:sft", 60, "0.3B, samples with prompts without loss: packed, and short rows"),
     "dpo": Part("rows:dpo", 45, "0.3B, pairs: packed, and one pair in a row"),
     "resume": Part("rows:resume", 40, "deterministic: the same bits after a checkpoint is loaded"),
-    "deterministic": Part("rows:dense_variant", 45, "1B, rows of 4,096, deterministic", (), ("deterministic",)),
-    "uncompiled": Part("rows:dense_variant", 30, "1B, rows of 4,096, not compiled", (), ("uncompiled",)),
+    "deterministic": Part("rows:dense", 45, "1B, rows of 4,096, deterministic", (), ("deterministic",)),
+    "uncompiled": Part("rows:dense", 30, "1B, rows of 4,096, not compiled", (), ("uncompiled",)),
     "packed_deterministic": Part("rows:packed", 60, "packed rows, deterministic", (), ("deterministic",)),
 }
 PACKAGES = {

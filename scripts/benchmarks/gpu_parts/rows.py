@@ -37,12 +37,12 @@ Begin = Callable[[], Pending]
 
 def row(
     bench: Bench, name: str, system: str, role: str, work: dict[str, Any], begin: Begin, seconds: float,
-    losses: int = 3, fresh: bool = True,
+    losses: int = 3,
 ) -> None:  # fmt: skip
     """Measure one row of the table; running out of memory is a result too.
 
     `role` is ours, peer, or variant: another setting of ours. `work` has model, S, B, mb, and lora, apart, recompute.
-    Losses are those from the initial values, so only those of a `fresh` model are kept.
+    A part trains one model, so only its first row starts from the initial values and has losses.
     """
     if bench.compiled != (work["mb"], work["S"]):
         # Otherwise a second shape would get code for any shape, which is slower than that of a job with one shape.
@@ -53,11 +53,13 @@ def row(
         figures = measure(bench, begin, seconds, losses)
     except torch.OutOfMemoryError as error:
         bench.failed(error, **facts)
+        bench.fresh = False
         return
     finally:
         free(bench)
-    if not fresh:
+    if not bench.fresh:
         del figures["losses"]
+    bench.fresh = False
     rate = work["B"] * work["S"] / figures["step_ms"] * 1e3
     bench.emit(**facts, tokens_per_s=round(rate), **figures)
 
@@ -77,13 +79,9 @@ def dense(bench: Bench, variant: str = "") -> None:
         made.options = replace(made.options, micro_batch_size=mb)
         work = {"model": "1b", "S": S, "B": ROWS, "mb": mb}
         name, role = f"dense 4096 mb {mb}", "variant" if variant else "ours"
-        row(bench, name, f"smtrain {variant}".strip(), role, work, partial(begin_ours, made, ids, labels), 4,
-            fresh=mb == sizes[0])  # fmt: skip
+        row(bench, name, f"smtrain {variant}".strip(), role, work, partial(begin_ours, made, ids, labels), 4)
         if mb == sizes[0] and not variant:
             profile(bench, "dense", "smtrain", partial(begin_ours, made, ids[:mb], labels[:mb]))
-
-
-dense_variant = dense
 
 
 def _dense_peer(bench: Bench, system: str, make: Callable[[Bench, dict[str, Any]], PeerLoop]) -> None:
@@ -93,7 +91,7 @@ def _dense_peer(bench: Bench, system: str, make: Callable[[Bench, dict[str, Any]
     for mb in micro_batches(bench):
         work = {"model": "1b", "S": S, "B": ROWS, "mb": mb}
         name, begin = f"dense 4096 mb {mb}", partial(loop.begin, ids, labels, mb)
-        row(bench, name, system, "peer", work, begin, 4, fresh=mb == micro_batches(bench)[0])
+        row(bench, name, system, "peer", work, begin, 4)
 
 
 def dense_titan(bench: Bench) -> None:
@@ -192,8 +190,7 @@ def _long(bench: Bench, config: dict[str, Any], system: str, role: str, begin: C
         S = bench.length(length)
         ids, labels = batch(config, 1, S)
         work = {"model": "1b", "S": S, "B": 1, "mb": 1, "recompute": "full"}
-        row(bench, f"long {length}", system, role, work, partial(begin, ids, labels), 6, 2,
-            fresh=length == LONG[0])  # fmt: skip
+        row(bench, f"long {length}", system, role, work, partial(begin, ids, labels), 6, 2)
 
 
 def lora(bench: Bench) -> None:
