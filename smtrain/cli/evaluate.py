@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +12,7 @@ from smtrain.cli.dispatch import typed
 from smtrain.core.config.outputs import LONG_TASKS, Evaluate
 from smtrain.core.errors import ConfigError
 from smtrain.core.protocol.uris import not_here
-from smtrain.core.text import say
+from smtrain.core.text import json_text, say
 
 if TYPE_CHECKING:
     from smtrain.tools.chat.resolve_model import FoundModel
@@ -111,7 +110,7 @@ def evaluate(
     folder, *bases = ((here.get(name) or _found(name, target)).fetch(progress) for name in models)
     under = bases[0] if bases else None
     made = evaluate.evaluate(folder, under, request, progress, under, long)
-    say(json.dumps(made, indent=1, ensure_ascii=False) if as_json else evaluate.shown(made), whole=as_json)
+    say(json_text(made, indent=1) if as_json else evaluate.shown(made), whole=as_json)
     if out is not None:
         say(evaluate.save(made, Path(out)), error=as_json)
         evaluate.draw(made, Path(out))

@@ -9,7 +9,7 @@ import typer
 from smtrain.cli import options
 from smtrain.cli.chat import FLAGS, Adapter, Config, Model, Processes, Stop, System, Template, Where
 from smtrain.cli.dispatch import typed
-from smtrain.core.text import say
+from smtrain.core.text import json_text, say
 
 app = options.app()
 
@@ -48,7 +48,6 @@ def generate(
     config: Config = None,
 ) -> None:
     """Let a model continue prompts, or answer them in its chat template; greedy unless a temperature is given."""
-    import json as encoder
 
     from smtrain.core.errors import ConfigError
     from smtrain.tools.chat.generate import PromptFormat, one_by_one, read_prompts
@@ -92,6 +91,6 @@ def generate(
         return
     for asking, record in zip(queue, records, strict=True):
         if json:
-            say(encoder.dumps(record, ensure_ascii=False), whole=True)
+            say(json_text(record), whole=True)
         else:
             say(f"> {asking.shown(chat)}{record['completion']}", whole=True)

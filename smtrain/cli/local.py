@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from smtrain.cli import options
-from smtrain.core.text import say
+from smtrain.core.text import say, shell_word
 
 if TYPE_CHECKING:
     from smtrain.plane.server.clean import Removal
@@ -56,7 +55,7 @@ def env() -> None:
 
 def exports(variables: dict[str, str]) -> list[str]:
     """Lines that set these variables in a POSIX shell."""
-    return [f"export {key}={shlex.quote(value)}" for key, value in variables.items()]
+    return [f"export {key}={shell_word(value)}" for key, value in variables.items()]
 
 
 @app.command()

@@ -27,6 +27,7 @@ _SEQUENCE = re.compile(
 )
 # Control characters except tab and line feed; changes of the writing direction; lone surrogates, which have no UTF-8.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_UNSHOWN = re.compile(rf"{_CONTROL.pattern}|[\u2028\u2029]")
 _ENDS = re.compile(r"\r+\n|[\u2028\u2029]")
 _WORD = re.compile(r"`[^`]*`\S*|\S+")
 # The column below which the rest of a wrapped line is indented: its last column if that is far enough to the left, or
@@ -73,6 +74,28 @@ def clean_values(value: object) -> object:
     elif isinstance(value, list):
         value[:] = [clean_values(item) for item in value]
     return value
+
+
+def json_text(value: object, indent: int | None = None) -> str:
+    """JSON with its letters as they are, which `clean` leaves unchanged: what it would remove is escaped."""
+    import json
+
+    made = json.dumps(value, indent=indent, ensure_ascii=False)
+    return _UNSHOWN.sub(lambda match: json.dumps(match[0])[1:-1], made)
+
+
+def shell_word(text: str) -> str:
+    """A word that bash reads as this text, and that `clean` leaves unchanged (line ends excepted)."""
+    import shlex
+
+    if not _UNSHOWN.search(text):
+        return shlex.quote(text)
+    letters = (_UNSHOWN.sub(lambda match: _bytes_of(match[0]), part) for part in re.split(r"([\\'])", text))
+    return "$'" + "".join(f"\\{part}" if part in ("\\", "'") else part for part in letters) + "'"
+
+
+def _bytes_of(text: str) -> str:
+    return "".join(f"\\x{byte:02x}" for byte in text.encode("utf-8", "surrogateescape"))
 
 
 def span(low: str, high: str) -> str:

@@ -1,15 +1,19 @@
-"""The article before a word that is not known when the sentence is written."""
+"""Text for people and programs: articles before computed words, JSON and shell words that no cleaning changes."""
 
 from __future__ import annotations
 
 import ast
+import json
 import re
+import subprocess
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from smtrain.core.text import with_article
+from smtrain.core.text import clean, json_text, shell_word, with_article
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -39,3 +43,24 @@ def test_no_sentence_has_a_fixed_article_before_a_computed_word() -> None:
                     and re.search(r"\b[Aa]n? $", str(text.value))
                 ]  # fmt: skip
     assert fixed == []
+
+
+_ODD = st.text(st.characters() | st.sampled_from("\r\n\u2028\u202e\x1b\x9b'\"\\$` é"), max_size=12)
+
+
+@given(_ODD)
+def test_json_for_a_terminal_is_left_as_it_is_and_has_the_same_value(value: str) -> None:
+    made = json_text({"a": [value]})
+    assert clean(made) == made
+    assert json.loads(made) == {"a": [value]}
+
+
+@settings(max_examples=20)
+@given(st.lists(_ODD.filter(lambda text: "\0" not in text), max_size=30))
+def test_words_for_a_shell_are_left_as_they_are_and_read_back(values: list[str]) -> None:
+    values = [value for value in values if not any("\ud800" <= letter <= "\udfff" for letter in value)]
+    words = [shell_word(value) for value in values]
+    assert [clean(word) for word in words] == words
+    script = "printf '%s\\0' " + " ".join(words) if words else "true"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, check=True, env={"LC_ALL": "C"})
+    assert done.stdout.decode().split("\0")[:-1] == values

@@ -31,7 +31,7 @@ from smtrain.core.config.pai import OSS, Pai
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.facts.sagemaker import ENDED
 from smtrain.core.protocol.requests import stage_of
-from smtrain.core.text import Say, say
+from smtrain.core.text import Say, json_text, say
 
 # Status of GetJob (its reference, 2026-11) in SageMaker's terms, with the secondary status.
 _STATES = {
@@ -159,7 +159,7 @@ class PaiPlace:
 
     def preview(self, requests: Sequence[Mapping[str, Any]]) -> str:
         made = [create_job(request, self.section) for request in requests]
-        return json.dumps(made[0] if len(made) == 1 else made, indent=2, ensure_ascii=False)
+        return json_text(made[0] if len(made) == 1 else made, indent=2)
 
     def tags(self, job: Mapping[str, Any]) -> list[dict[str, str]]:
         return list(job.get("Tags", []))

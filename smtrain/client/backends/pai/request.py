@@ -16,13 +16,13 @@ It is the layout that SageMaker uses in S3, so that one function makes all URIs 
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Mapping
 from typing import Any
 
 from smtrain.core.config.checks.pai import REQUEST_BYTES
 from smtrain.core.config.pai import INPUTS, OSS, Pai, PaiMount, PaiResources
 from smtrain.core.errors import ConfigError
+from smtrain.core.text import shell_word
 from smtrain.stages import stage_named
 
 REQUEST, FOLDERS, JOB_FOLDER = "SMTRAIN_REQUEST", "SMTRAIN_FOLDERS", "SMTRAIN_JOB_FOLDER"
@@ -119,8 +119,8 @@ def _accelerated(request: Mapping[str, Any]) -> bool:
 def _command(request: Mapping[str, Any], pai: Pai) -> str:
     """Text for every pod: it starts the bundle's runner, and that the stage or the user's command."""
     stage = request["HyperParameters"]["stage"]
-    bundle = shlex.quote(f"{pai.path_of(channels(request)['code'])}bundle.tar.gz")
-    own = f" bash -c {shlex.quote(pai.command)}" if pai.command and stage == "train" else ""
+    bundle = shell_word(f"{pai.path_of(channels(request)['code'])}bundle.tar.gz")
+    own = f" bash -c {shell_word(pai.command)}" if pai.command and stage == "train" else ""
     return _UNPACK.format(bundle=bundle, stage=stage) + own
 
 

@@ -25,12 +25,12 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Mapping
 from typing import Any
 
 from smtrain.core.config.cluster import Cluster
 from smtrain.core.config.slurm_options import Exported, is_export, options_of
+from smtrain.core.text import shell_word
 from smtrain.stages import stage_named
 
 SCHEME = "file://"
@@ -99,9 +99,9 @@ def sbatch_script(request: Mapping[str, Any], cluster: Cluster) -> str:
         [
             "#!/bin/bash",
             *map(directive, _options(request, cluster)),
-            f"# smtrain: stage {stage} as job {name}. By hand: mkdir -p {shlex.quote(job)} && sbatch THIS_FILE",
-            *(f"{key}={shlex.quote(value)}" for key, value in values.items()),
-            *(f"export {key}={shlex.quote(value)}" for key, value in sorted(exports.items())),
+            f"# smtrain: stage {stage} as job {name}. By hand: mkdir -p {shell_word(job)} && sbatch THIS_FILE",
+            *(f"{key}={shell_word(value)}" for key, value in values.items()),
+            *(f"export {key}={shell_word(value)}" for key, value in sorted(exports.items())),
             _BEGIN.format(
                 request=REQUEST,
                 history=HISTORY,
@@ -179,9 +179,9 @@ def directive(option: str) -> str:
 def environment_lines(cluster: Cluster) -> list[str]:
     """Shell code that selects the Python of a node as the section `cluster` says."""
     lines = [_MODULES] if cluster.modules else []
-    lines += [f"module load {shlex.quote(module)}" for module in cluster.modules]
+    lines += [f"module load {shell_word(module)}" for module in cluster.modules]
     if cluster.venv:
-        lines.append(f"source {shlex.quote(cluster.venv)}/bin/activate")
+        lines.append(f"source {shell_word(cluster.venv)}/bin/activate")
     return [*lines, *cluster.setup]
 
 
@@ -191,7 +191,7 @@ def _inputs_of_s3(request: Mapping[str, Any], cluster: Cluster) -> list[str]:
     if not any(uri.startswith("s3://") for uri in uris):
         return []
     copy = [*_on_nodes(1, cluster, "--ntasks=1"), "python3", '"$job/code/entrypoints/s3_inputs.py"', '"$job"']
-    line = " ".join([*copy, shlex.quote(str(cluster.shared))])
+    line = " ".join([*copy, shell_word(str(cluster.shared))])
     return [f"""{line} || {{ note end ', "status": 1'; exit 1; }}"""]
 
 
@@ -205,12 +205,12 @@ def _on_nodes(nodes: int, cluster: Cluster, *more: str) -> list[str]:
     """The beginning of a command that runs once on each node, in the container if there is one."""
     options = [f"--nodes={nodes}", "--ntasks-per-node=1", "--kill-on-bad-exit=1", *more]
     before: list[str] = []
-    shared = shlex.quote(cluster.shared or "/")
+    shared = shell_word(cluster.shared or "/")
     if cluster.container and cluster.container.endswith(".sif"):
-        before = ["apptainer", "exec", "--bind", shared, shlex.quote(cluster.container)]
+        before = ["apptainer", "exec", "--bind", shared, shell_word(cluster.container)]
     elif cluster.container:
-        options += [f"--container-image={shlex.quote(cluster.container)}", f"--container-mounts={shared}:{shared}"]
-    return ["srun", *options, *map(shlex.quote, options_of(cluster.srun)), *before]
+        options += [f"--container-image={shell_word(cluster.container)}", f"--container-mounts={shared}:{shared}"]
+    return ["srun", *options, *map(shell_word, options_of(cluster.srun)), *before]
 
 
 # The shell function `module` is not passed to a job; these files define it.
