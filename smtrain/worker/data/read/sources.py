@@ -12,30 +12,25 @@ from typing import Any, Literal
 
 from smtrain.core.config import textfiles
 from smtrain.core.config.textfiles import ENDINGS, LeftOut
-from smtrain.core.errors import DataError, first_line
+from smtrain.core.errors import DataError, SmtrainError, first_line
 from smtrain.core.facts import table
 from smtrain.core.near import hint, near_path
 from smtrain.core.protocol.s3_probe import unanswered
 from smtrain.core.protocol.uris import respelled
 from smtrain.worker.data.read.hub import HUB, HubName, commit_of, hub_files, hub_rows, opened
+from smtrain.worker.data.read.object_store import (
+    UnavailableError,
+    explain,
+    is_final,
+    is_of_machine,
+    is_of_store,
+    open_file,
+    retry,
+)
 
 Format = Literal[
     "auto", "jsonl", "parquet", "arrow", "text", "megatron", "json", "csv", "mediawiki", "wikiextractor", "warc", "tar"
 ]
-
-_OF_S3 = re.compile(r"AWS Error (\w+) during (\w+) operation")
-_AWAY = "S3 could not be reached; check the network, the proxy and the region"
-_REFUSED = (
-    "S3 refuses it to these credentials; log in (`aws configure` or `aws sso login`), and see that they allow "
-    "s3:ListBucket and s3:GetObject there"
-)
-_ABSENT = "there is no such bucket or prefix; check its name and the region"
-_SAID = {
-    "NETWORK_CONNECTION": _AWAY, "REQUEST_TIMEOUT": _AWAY, "ACCESS_DENIED": _REFUSED,
-    "INVALID_ACCESS_KEY_ID": _REFUSED, "INVALID_CLIENT_TOKEN_ID": _REFUSED, "SIGNATURE_DOES_NOT_MATCH": _REFUSED,
-    "MISSING_AUTHENTICATION_TOKEN": _REFUSED, "NO_SUCH_BUCKET": _ABSENT, "RESOURCE_NOT_FOUND": _ABSENT,
-    "SLOW_DOWN": "S3 asks to wait; try again in a minute",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -73,8 +68,7 @@ class SourceFile:
             return pa.OSFile(self.path)
         if self.path.startswith(HUB):
             return opened(self.path)
-        filesystem, path = _filesystem(self.path)
-        return filesystem.open_input_file(path)
+        return open_file(*_filesystem(self.path))
 
 
 def find_files(
@@ -176,24 +170,19 @@ def _local(path: Path, name: str, kind: str) -> SourceFile:
     return SourceFile(str(path), name, kind, about.st_size, str(about.st_mtime_ns))
 
 
-def unreadable(file: SourceFile, error: BaseException, kind: str = "") -> DataError:
+def unreadable(file: SourceFile, error: BaseException, kind: str = "") -> SmtrainError:
     """The error for a file that cannot be read; `kind` is empty or the format, such as "as Parquet "."""
-    if "://" in file.path and _OF_S3.search(str(error)):  # not about the content of the file
-        return DataError(f"{file.path} cannot be read: {_said(error)}.")
+    if "://" in file.path and is_of_store(error):
+        made = DataError if is_final(error) else UnavailableError
+        return made(f"{file.path} cannot be read: {explain(error)}.")
+    if is_of_machine(error):
+        return UnavailableError(f"{file.path} cannot be read ({first_line(error)}); run the same command again.")
     if file.compression:
         return DataError(f"{file.path} is not a whole {file.compression} file ({first_line(error)}); write it again.")
     return DataError(f"{file.path} cannot be read {kind}({first_line(error)}); write it again.")
 
 
 # S3, through pyarrow
-
-
-def _said(error: BaseException) -> str:
-    """An error of the store or the network with a remedy, without its full stop."""
-    match = _OF_S3.search(str(error))
-    if match is None:
-        return f"{first_line(error)}; check the URI and your permissions"
-    return _SAID.get(match[1]) or f"S3 answered {match[2]} with {match[1]}; check the URI and your permissions"
 
 
 def _filesystem(uri: str) -> tuple[Any, str]:
@@ -204,31 +193,34 @@ def _filesystem(uri: str) -> tuple[Any, str]:
     try:
         client: tuple[Any, str] = fs.FileSystem.from_uri(uri)
     except (OSError, ValueError, pa.ArrowException) as error:
-        raise DataError(f"{uri} cannot be read: {_said(error)}.") from None
+        raise DataError(f"{uri} cannot be read: {explain(error)}.") from None
     return client
 
 
 def _s3_objects(uri: str) -> list[SourceFile]:
     """List the objects of a prefix, or those that match a pattern of *, ** and ?, sorted by path.
 
-    Raises DataError if they cannot be listed, soon also if S3 does not answer: the client itself would keep trying.
+    Raises DataError if S3 refuses, UnavailableError if it fails; soon also if it does not answer at all, as the client
+    itself would keep trying.
     """
     from pyarrow import fs
 
     if why := unanswered(uri):
-        raise DataError(f"{uri} cannot be listed: {why}.")
+        raise UnavailableError(f"{uri} cannot be listed: {why}.")
     wild = re.search(r"[^/]*[*?]", uri)  # from the first level with a wildcard
     client, path = _filesystem(uri[: wild.start()].rstrip("/") if wild else uri)
     scheme = uri.partition("://")[0]
     wanted: Callable[[str], Any] = _pattern(uri[wild.start() :]).fullmatch if wild else lambda name: True
     try:
-        about = client.get_file_info(path)
+        about = retry(lambda: client.get_file_info(path))
         if about.type == fs.FileType.File:
             objects, base = [about], path.rpartition("/")[0]
         else:
-            objects, base = client.get_file_info(fs.FileSelector(path, recursive=True)), path.rstrip("/")
+            below = fs.FileSelector(path, recursive=True)
+            objects, base = retry(lambda: client.get_file_info(below)), path.rstrip("/")
     except OSError as error:
-        raise DataError(f"{uri} cannot be listed: {_said(error)}.") from None
+        made = DataError if is_final(error) else UnavailableError
+        raise made(f"{uri} cannot be listed: {explain(error)}.") from None
     return [
         SourceFile(f"{scheme}://{one.path}", name, "", one.size, str(one.mtime_ns))
         for one in sorted(objects, key=lambda one: one.path)

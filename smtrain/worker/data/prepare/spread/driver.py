@@ -6,10 +6,10 @@ there and gives out the rest. The tokens never pass through it.
 
 from __future__ import annotations
 
-import json
 import shutil
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -45,6 +45,7 @@ from smtrain.worker.data.prepare.spread.work import (
     keep_first,
     write_output,
 )
+from smtrain.worker.data.read.object_store import UnavailableError
 from smtrain.worker.data.tokenize.encoder import MismatchError
 
 PASS_BYTES = 512 << 20
@@ -52,8 +53,10 @@ PASS_BYTES = 512 << 20
 _BYTES_A_KEY = 64  # key, position, rank, order and their sorted copies
 _RANGES = 16
 _READERS = 16
+_UNAVAILABLE = 4
+"""Further tries of a task that a store, the network or a disk has failed, which by itself has tried for a minute."""
 _SHARES = f".{PREFIX}.shares"
-_FORMAT = 3  # of the files in it
+_FORMAT = 4  # of the files in it
 
 
 class CrashedError(SmtrainError):
@@ -181,7 +184,7 @@ class Driver:
         if self._before:
             self._say(f"prepare: {self._before / 1e6:,.1f} MB were done by an earlier attempt")
         self._refuse_lost()
-        tag = f"without-{'-'.join(map(str, sorted(self._lost)))}-"[:80] if self._lost else ""
+        tag = f"without-{digest(sorted(self._lost))[:16]}-" if self._lost else ""
         return ShareTotals(tag, np.array(documents, np.int64), firsts, frozenset(self._lost))
 
     def _record(self, share: Share) -> dict[str, Any] | None:
@@ -216,15 +219,41 @@ class Driver:
                     "and run the same command again to resume."
                 )
             results[number] = self._value(outcome)
-            self._place.write(name.format(number), json.dumps(results[number]).encode())
+            self._place.write_record(name.format(number), results[number])
         return results
 
     def _run(
         self, function: Callable[..., Any], shared: tuple[Any, ...], items: Iterable[tuple[Any, tuple[Any, ...]]],
         *, large: bool = False, threads: bool = False,
     ) -> Iterator[tuple[Any, TaskOutcome]]:  # fmt: skip
-        run = self.spread.executor.run
-        yield from run(function, shared, iter(items), self._check_stop, large=large, threads=threads)
+        """The outcome of each task; one that a store, the network or a disk failed is given out again later.
+
+        Raises UnavailableError if that has no success.
+        """
+        tries, started = Counter[Any](), dict[Any, tuple[Any, ...]]()
+
+        def start(some: Iterable[tuple[Any, tuple[Any, ...]]]) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+            for label, arguments in some:
+                started[label] = arguments
+                yield label, arguments
+
+        todo, run = items, self.spread.executor.run
+        while True:
+            failed = []
+            for label, outcome in run(function, shared, start(todo), self._check_stop, large=large, threads=threads):
+                arguments = started.pop(label)
+                if not outcome.unavailable:
+                    yield label, outcome
+                    continue
+                tries[label] += 1
+                if outcome.damaged or tries[label] > _UNAVAILABLE:
+                    raise UnavailableError(outcome.error)
+                failed.append((label, arguments))
+                why = outcome.error
+            if not failed:
+                return
+            self._say(f"prepare: {len(failed)} tasks are given out again; the last one: {why}")
+            todo = failed
 
     def _check_stop(self) -> None:
         if self.spread.stop.is_set():
@@ -344,7 +373,7 @@ def spread_out(
 
 
 def _clear(work: str) -> None:
-    with suppress(DataError):  # a role that may not delete leaves them in S3
+    with suppress(DataError, UnavailableError):  # a role that may not delete leaves them in S3
         place(work).clear()
     if (folder := Path(work).parent).name == _SHARES:
         with suppress(OSError):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
-import json
 import os
 import secrets
 import shutil
@@ -204,7 +203,7 @@ def head(
     try:
         _wait_for(node, address, port)
         watcher.start()
-        place.write(MEETING, json.dumps({"address": f"{address}:{port}", "token": token}).encode())
+        place.write_record(MEETING, {"address": f"{address}:{port}", "token": token})
         executor = RayExecutor(f"{address}:{port}", alive=lambda: node.runs, unit=task_threads(cores))
         try:
             stack.enter_context(executor)
@@ -282,7 +281,7 @@ def on_cluster(
 
 def _tell_end(place: SharedPlace) -> None:
     """Tell the other machines that the first one has ended."""
-    place.write(MEETING, json.dumps({"ended": True}).encode())
+    place.write_record(MEETING, {"ended": True})
 
 
 def join(place: SharedPlace, address: str, stop: threading.Event, cores: int | None = None) -> None:

@@ -10,21 +10,21 @@ import json
 import os
 import shutil
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from smtrain.core.errors import DataError, first_line
 from smtrain.core.files import write_atomically
+from smtrain.worker.data.prepare.spread.sealed import DamagedError, read_sealed
+from smtrain.worker.data.read.object_store import WAITS, UnavailableError, is_of_machine, open_file, retry
 
 _COPY = 8 << 20
 _STREAMS = 16
-_UPLOADS = 3
-_COMPLETED = "NO_SUCH_UPLOAD"
-"""The answer to a client that asks again to complete an upload, if the first answer was late."""
 _SCRATCH = ".scratch-"
 
 
@@ -60,16 +60,19 @@ class SharedPlace:
             path.replace(self.local / name)
             return
         with self._errors():
-            for left in reversed(range(_UPLOADS)):
-                try:
-                    with path.open("rb") as read, self._fs.open_output_stream(f"{self._base}/{name}") as out:
-                        while data := read.read(_COPY):
-                            out.write(data)
-                    break
-                except OSError as error:
-                    if _COMPLETED not in str(error) or not left:
-                        raise
+            retry(lambda: self._send(path, name))
         path.unlink()
+
+    def _send(self, path: Path, name: str) -> None:
+        with path.open("rb") as read, self._fs.open_output_stream(f"{self._base}/{name}") as out:
+            while data := read.read(_COPY):
+                out.write(data)
+        self._require_size(name, path.stat().st_size)
+
+    def _require_size(self, name: str, size: int) -> None:
+        """Raise OSError if S3 does not have a file that it has said to have: its answer 200 may hold an error."""
+        if self._fs.get_file_info(f"{self._base}/{name}").size != size:
+            raise OSError(f"{name} was not stored completely")
 
     @contextmanager
     def writing(self, name: str) -> Iterator[Callable[[memoryview], object]]:
@@ -92,42 +95,75 @@ class SharedPlace:
                 stream.write(data)
 
         with self._errors():
-            stream = self._fs.open_output_stream(f"{self._base}/{name}")
+            stream = retry(lambda: self._fs.open_output_stream(f"{self._base}/{name}"))
         yield append
         with self._errors():
-            try:
+            # After a late answer the client completes the upload again, which S3 then does not know any more.
+            with suppress(OSError):
                 stream.close()
-            except OSError as error:
-                if _COMPLETED not in str(error) or self._fs.get_file_info(f"{self._base}/{name}").size != written:
-                    raise
+            retry(lambda: self._require_size(name, written), WAITS[:4])
 
     def write(self, name: str, content: bytes) -> None:
         if self.local:
             write_atomically(self.local / name, content, sync=False)
             return
-        with self._errors(), self._fs.open_output_stream(f"{self._base}/{name}") as out:
-            out.write(content)
 
-    def read(self, name: str, start: int = 0, size: int | None = None) -> bytes:
-        """Bytes of a file. Raises DataError if it cannot be read."""
-        with self.open(name) as file, self._errors():
-            file.seek(start)
-            return bytes(file.read() if size is None else file.read(size))
+        def send() -> None:
+            with self._fs.open_output_stream(f"{self._base}/{name}") as out:
+                out.write(content)
+            self._require_size(name, len(content))
+
+        with self._errors():
+            retry(send)
+
+    def read(self, name: str) -> bytes:
+        """A whole file. Raises UnavailableError if it cannot be read."""
+        with self.open(name) as file:
+            return bytes(file.read())
+
+    def read_sealed(self, name: str, record: str, start: int = 0, stop: int | None = None) -> bytes:
+        """Bytes start:stop of the content of a sealed file, which `record` says to be complete.
+
+        Raises UnavailableError; if the file is damaged, it removes the record, so that the file is made again.
+        """
+        try:
+            with self.open(name) as file:
+                return read_sealed(file, start, stop)
+        except DamagedError:
+            raise self.damaged(name, record) from None
+
+    def damaged(self, name: str, record: str) -> UnavailableError:
+        """The error for a file that is not what was written; removes its record, so that it is made again."""
+        self.remove(record)
+        error = UnavailableError(f"{name} in {self.uri} is damaged; run the same command again.")
+        error.damaged = True
+        return error
+
+    def write_record(self, name: str, content: dict[str, Any]) -> None:
+        """Write a JSON file with a checksum."""
+        text = json.dumps(content)
+        self.write(name, f'{{"crc32": {zlib.crc32(text.encode())}, "record": {text}}}'.encode())
 
     def record(self, name: str) -> dict[str, Any] | None:
-        """The content of a JSON file; None without one."""
+        """The content of `write_record`; None without one, or if it is damaged."""
         try:
-            content: dict[str, Any] = json.loads(self.read(name))
-        except (DataError, ValueError):
+            with self._opened(name) as file:
+                read = json.loads(bytes(file.read()))
+            content: dict[str, Any] = read["record"]
+            return content if read["crc32"] == zlib.crc32(json.dumps(content).encode()) else None
+        except (FileNotFoundError, ValueError, TypeError, KeyError):
             return None
-        return content
+        except OSError as error:
+            raise self._unavailable(error) from error
 
-    def open(self, name: str) -> Any:
-        """A seekable file for reading. Raises DataError."""
-        with self._errors():
-            if self.local:
-                return (self.local / name).open("rb")
-            return self._fs.open_input_file(f"{self._base}/{name}")
+    @contextmanager
+    def open(self, name: str) -> Iterator[Any]:
+        """A seekable file for reading, whose errors while it is open are UnavailableError."""
+        with self._errors(), self._opened(name) as file:
+            yield file
+
+    def _opened(self, name: str) -> Any:
+        return (self.local / name).open("rb") if self.local else open_file(self._fs, f"{self._base}/{name}")
 
     def names(self) -> list[str]:
         """The files, without those in scratch folders."""
@@ -136,7 +172,7 @@ class SharedPlace:
         if self.local:
             return [entry.name for entry in os.scandir(self.local) if entry.is_file()]
         with self._errors():
-            infos = self._fs.get_file_info(fs.FileSelector(self._base, allow_not_found=True))
+            infos = retry(lambda: self._fs.get_file_info(fs.FileSelector(self._base, allow_not_found=True)))
         return [info.base_name for info in infos if info.type == fs.FileType.File]
 
     def remove(self, *names: str) -> None:
@@ -146,7 +182,11 @@ class SharedPlace:
                 (self.local / name).unlink(missing_ok=True)
             return
         with self._errors(), ThreadPoolExecutor(_STREAMS) as pool:
-            list(pool.map(lambda name: self._fs.delete_file(f"{self._base}/{name}"), names))
+            list(pool.map(lambda name: retry(lambda: self._delete(name)), names))
+
+    def _delete(self, name: str) -> None:
+        with suppress(FileNotFoundError):
+            self._fs.delete_file(f"{self._base}/{name}")
 
     def clear(self) -> None:
         """Delete everything; records first, so that none is left without its files."""
@@ -161,12 +201,15 @@ class SharedPlace:
         try:
             yield
         except OSError as error:
-            if self.local and not isinstance(error, FileNotFoundError):
+            if self.local and not isinstance(error, FileNotFoundError) and not is_of_machine(error):
                 raise  # a full disk, say, has its own sentence
-            raise DataError(
-                f"{self.uri}, which all machines of a preparation share, cannot be used ({first_line(error)}); check "
-                "that every one of them can read and write it."
-            ) from error
+            raise self._unavailable(error) from error
+
+    def _unavailable(self, error: OSError) -> UnavailableError:
+        return UnavailableError(
+            f"{self.uri}, which all machines of a preparation share, cannot be used ({first_line(error)}); check that "
+            "every one of them can read and write it, and run the same command again to resume."
+        )
 
 
 @lru_cache(maxsize=8)

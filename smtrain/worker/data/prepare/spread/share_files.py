@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -16,10 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from smtrain.core.errors import DataError
 from smtrain.worker.data.prepare.pieces import Piece
 from smtrain.worker.data.prepare.shards import Share
 from smtrain.worker.data.prepare.spread.places import SharedPlace
+from smtrain.worker.data.prepare.spread.sealed import DamagedError, read_sealed, seal, sealed_size
+from smtrain.worker.data.read.object_store import UnavailableError
 from smtrain.worker.data.read.reading import BAD_LINES_KEPT
 from smtrain.worker.data.read.unread import Findings
 
@@ -106,15 +106,15 @@ class ShareWriter:
             "documents": self.documents, "tokens": self.tokens, "files": files, "runs": self.runs,
             **vars(self._findings),
         }  # fmt: skip
-        self._place.write(f"{share_name(self._share.number)}.json", json.dumps(record).encode())
+        self._place.write_record(f"{share_name(self._share.number)}.json", record)
         return record
 
 
 def sorted_keys(keys: NDArray[np.uint64], each: int) -> bytes:
-    """The content of a file of keys, `each` of them per document."""
+    """The content of a file of keys, `each` of them per document, sealed."""
     rows = np.empty(len(keys), KEY)
     rows["key"], rows["document"] = keys, np.arange(len(keys)) // max(each, 1)
-    return bytes(rows[np.argsort(keys, kind="stable")].tobytes())
+    return seal(rows[np.argsort(keys, kind="stable")].tobytes())
 
 
 def key_range(number: int, ranges: int) -> tuple[int, int]:
@@ -128,14 +128,17 @@ def keys_between(place: SharedPlace, share: int, end: str, first: int, last: int
     Hashes are spread evenly, so their place in the file is known but for three standard deviations, and one read is
     nearly always enough.
     """
-    with place.open(f"{share_name(share)}.{end}") as file:
-        count = file.seek(0, 2) // KEY.itemsize
+    name = share_name(share)
+    with place.open(f"{name}.{end}") as file:
+        count = sealed_size(file.seek(0, 2)) // KEY.itemsize
         low, high = (at * count // _KEYS for at in (first, last + 1))
         spare = 8 + round(1.5 * count**0.5)
         while True:
             low, high = max(0, low - spare), min(count, high + spare)
-            file.seek(low * KEY.itemsize)
-            rows = np.frombuffer(file.read((high - low) * KEY.itemsize), KEY)
+            try:
+                rows = np.frombuffer(read_sealed(file, low * KEY.itemsize, high * KEY.itemsize), KEY)
+            except (DamagedError, ValueError):
+                raise place.damaged(f"{name}.{end}", f"{name}.json") from None
             keys = rows["key"]
             if (low == 0 or keys[0] < first) and (high == count or keys[-1] > last):
                 return rows[np.searchsorted(keys, np.uint64(first)) : np.searchsorted(keys, np.uint64(last), "right")]
@@ -155,18 +158,18 @@ class ShareReader:
         return share_name(self.record["number"])
 
     def column(self, end: str, dtype: str) -> NDArray[Any] | None:
-        """A value per document; None if the share has none. Raises DataError if the file is damaged."""
+        """A value per document; None if the share has none. Raises UnavailableError if the file is damaged."""
         if end not in self.record["files"]:
             return None
-        values = np.frombuffer(self.place.read(f"{self.name}.{end}"), dtype)
-        if len(values) != self.record["documents"]:
+        raw, mark = self.place.read(f"{self.name}.{end}"), self.record["files"][end]
+        if len(raw) != mark["bytes"] or hashlib.sha256(raw).hexdigest() != mark["sha256"]:
             raise self._damaged(end)
-        return values
+        return np.frombuffer(raw, dtype)
 
     def tokens(self, kept: NDArray[np.bool_] | None, *, mask: bool = False) -> Iterator[tuple[Any, NDArray[np.int32]]]:
         """(tokens, lengths) of the documents that are kept, a few MB at a time; with `mask` those of the masks.
 
-        Raises DataError if a file is damaged.
+        Raises UnavailableError if a file is damaged.
         """
         end, kind = ("mask", np.dtype("u1")) if mask else ("bin", self.dtype)
         lengths = self.column("lengths", "<i4")
@@ -174,30 +177,25 @@ class ShareReader:
         bounds = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
         if self.record["files"][end]["bytes"] != bounds[-1] * kind.itemsize:
             raise self._damaged(end)
-        whole, skipped = hashlib.sha256(), False
+        whole = hashlib.sha256()
         with self.place.open(f"{self.name}.{end}") as file:
             first = 0
             while first < len(lengths):
                 stop = max(first + 1, int(np.searchsorted(bounds, bounds[first] + _GROUP, "right")) - 1)
                 some = slice(first, stop)
-                if kept is None or kept[some].any():
-                    file.seek(int(bounds[first]) * kind.itemsize)
-                    wanted = int(bounds[stop] - bounds[first])
-                    raw = file.read(wanted * kind.itemsize)
-                    whole.update(raw)
-                    tokens = np.frombuffer(raw, kind)
-                    if len(tokens) != wanted:
-                        raise self._damaged(end)
-                    if kept is None:
-                        yield tokens, lengths[some]
-                    else:
-                        yield tokens[np.repeat(kept[some], lengths[some])], lengths[some][kept[some]]
-                else:
-                    skipped = True
+                wanted = int(bounds[stop] - bounds[first]) * kind.itemsize
+                raw = file.read(wanted)
+                whole.update(raw)
+                if len(raw) != wanted:
+                    raise self._damaged(end)
+                tokens = np.frombuffer(raw, kind)
+                if kept is None:
+                    yield tokens, lengths[some]
+                elif kept[some].any():
+                    yield tokens[np.repeat(kept[some], lengths[some])], lengths[some][kept[some]]
                 first = stop
-        if not skipped and whole.hexdigest() != self.record["files"][end]["sha256"]:
+        if whole.hexdigest() != self.record["files"][end]["sha256"]:
             raise self._damaged(end)
 
-    def _damaged(self, end: str) -> DataError:
-        self.place.remove(f"{self.name}.json")
-        return DataError(f"{self.name}.{end} in {self.place.uri} is damaged; run the same command again.")
+    def _damaged(self, end: str) -> UnavailableError:
+        return self.place.damaged(f"{self.name}.{end}", f"{self.name}.json")

@@ -36,8 +36,10 @@ from smtrain.worker.data.prepare.pieces import READ_AHEAD, Piece, TokenizeSettin
 from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 from smtrain.worker.data.prepare.shards import Share
 from smtrain.worker.data.prepare.spread.places import place
+from smtrain.worker.data.prepare.spread.sealed import seal
 from smtrain.worker.data.prepare.spread.share_files import ShareReader, ShareWriter, key_range, keys_between, share_name
 from smtrain.worker.data.prepare.workers import read_ahead
+from smtrain.worker.data.read.object_store import UnavailableError
 from smtrain.worker.data.read.records import record_blocks
 from smtrain.worker.data.read.sources import SourceFile, find_files
 from smtrain.worker.data.read.unread import EXAMPLES
@@ -182,6 +184,10 @@ class TaskOutcome:
     error: str = ""
     mismatch: bool = False
     crashed: bool = False
+    unavailable: bool = False
+    """A store, the network or a disk failed: the task may succeed later."""
+    damaged: bool = False
+    """It failed because of a damaged file of earlier work, which the next attempt makes again."""
     host: str = ""
     seconds: float = 0.0
 
@@ -194,6 +200,8 @@ def outcome(function: Any, *arguments: Any) -> TaskOutcome:
         return TaskOutcome(value, host=host_name(), seconds=time.monotonic() - began)
     except MismatchError as error:
         return TaskOutcome(error=str(error), mismatch=True)
+    except UnavailableError as error:
+        return TaskOutcome(error=str(error), unavailable=True, damaged=error.damaged, host=host_name())
     except DataError as error:
         return TaskOutcome(error=str(error))
 
@@ -246,7 +254,7 @@ def _sides(context: WorkContext, piece: Piece) -> NDArray[np.int8] | None:
 
 
 def _same_file(context: WorkContext, file: SourceFile) -> SourceFile:
-    """The file as this machine reads it. Raises DataError if it is not here, or is another."""
+    """The file as this machine reads it. Raises UnavailableError if it is not here, DataError if it is another."""
     if "://" in file.path:
         return replace(file)
     path = here(file.path, context.root)
@@ -259,7 +267,7 @@ def _same_file(context: WorkContext, file: SourceFile) -> SourceFile:
     try:
         size = os.stat(path).st_size
     except OSError as error:
-        raise DataError(
+        raise UnavailableError(
             f"{path} cannot be read on {socket.gethostname()} ({error.strerror}); every machine must see the text: "
             "name a shared folder or s3://."
         ) from None
@@ -308,7 +316,7 @@ def find_duplicates(context: WorkContext, totals: ShareTotals, kind: Pass, range
         repeats &= rank_of[lead] < near.documents
     losers = np.unique(places[order[repeats]])
     name = f"{kind}-{totals.tag}{ranges}-{number:04}"
-    target.write(f"{name}.losers", losers.astype("<u8").tobytes())
+    target.write(f"{name}.losers", seal(losers.astype("<u8").tobytes()))
     bounds = np.searchsorted(losers, totals.firsts.astype(np.uint64) << np.uint64(32))
     return {"offsets": bounds.tolist()}
 
@@ -321,8 +329,11 @@ def _losers(
     for number, row in enumerate(offsets):
         first, stop = int(row[shard]), int(row[shard + 1])
         if stop > first:
-            name = f"{kind}-{totals.tag}{len(offsets)}-{number:04}.losers"
-            found.append(np.frombuffer(place(context.work).read(name, 8 * first, 8 * (stop - first)), "<u8"))
+            name = f"{kind}-{totals.tag}{len(offsets)}-{number:04}"
+            raw = place(context.work).read_sealed(f"{name}.losers", f"{name}.json", 8 * first, 8 * stop)
+            if len(raw) != 8 * (stop - first):
+                raise place(context.work).damaged(f"{name}.losers", f"{name}.json")
+            found.append(np.frombuffer(raw, "<u8"))
     positions = np.unique(np.concatenate(found))
     shares = totals.shares(shard)
     bases = np.zeros(int(totals.firsts[-1]) + 1, np.int64)
@@ -336,12 +347,12 @@ def keep_first(context: WorkContext, totals: ShareTotals, shard: int) -> dict[st
     assert totals.exact is not None
     kept = np.ones(totals.in_shard(shard), bool)
     kept[_losers(context, totals, "hashes", totals.exact, shard)] = False
-    place(context.work).write(_kept_name(totals, shard), np.packbits(kept).tobytes())
+    place(context.work).write(f"{_kept_name(totals, shard)}.bits", seal(np.packbits(kept).tobytes()))
     return {"left": int(kept.sum())}
 
 
 def _kept_name(totals: ShareTotals, shard: int) -> str:
-    return f"kept-{totals.tag}{shard:05}.bits"
+    return f"kept-{totals.tag}{shard:05}"
 
 
 def _kept(context: WorkContext, totals: ShareTotals, shard: int) -> NDArray[np.bool_]:
@@ -349,8 +360,11 @@ def _kept(context: WorkContext, totals: ShareTotals, shard: int) -> NDArray[np.b
     count = totals.in_shard(shard)
     if totals.exact is None:
         return np.ones(count, bool)
-    raw = np.frombuffer(place(context.work).read(_kept_name(totals, shard)), np.uint8)
-    return np.unpackbits(raw, count=count).astype(bool)
+    name = _kept_name(totals, shard)
+    raw = place(context.work).read_sealed(f"{name}.bits", f"{name}.json")
+    if len(raw) != -(-count // 8):
+        raise place(context.work).damaged(f"{name}.bits", f"{name}.json")
+    return np.unpackbits(np.frombuffer(raw, np.uint8), count=count).astype(bool)
 
 
 def write_output(context: WorkContext, totals: ShareTotals, output: OutputPair) -> dict[str, Any]:
@@ -374,7 +388,7 @@ def write_output(context: WorkContext, totals: ShareTotals, output: OutputPair) 
             for share in totals.shares(shard):
                 record = work.record(f"{share_name(share)}.json")
                 if record is None:
-                    raise DataError(f"share {share} is not in {work.uri} any more; run the same command again.")
+                    raise UnavailableError(f"share {share} is not in {work.uri} any more; run the same command again.")
                 reader = ShareReader(work, record, dtype)
                 rows = slice(at, at + int(totals.documents[share]))
                 at = rows.stop
