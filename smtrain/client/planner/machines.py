@@ -27,6 +27,8 @@ from smtrain.core.model.lora import AdapterShape, Lora
 Recompute = Literal["none", "selective", "full"]
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 GIB = 2**30
+DOCUMENT = 1024
+"""Tokens of a sample or document whose length is not known, an assumption."""
 
 
 @dataclass(frozen=True)
@@ -203,6 +205,14 @@ class Work:
     whole_experts: bool = False
     """Whether each tensor-parallel rank sends its part of the tokens to whole experts (Megatron-core with parallel
     folding), instead of all tokens to its part of each expert (native engine)."""
+    compiled: bool = False
+    """Whether layers and loss are compiled (`train.compile`, as decided)."""
+    deterministic: bool = False
+    """Whether only kernels are used that give the same bits each time (`train.deterministic`, as decided)."""
+    document: float | None = None
+    """Tokens of the sample or document of the average token, if a row keeps several apart; None: not known."""
+    loss: str = ""
+    """Its kernel by core/facts/gpu_kernels.toml, if not the one that engine native uses now."""
 
     @property
     def parameters(self) -> int:
@@ -213,6 +223,11 @@ class Work:
     def masked(self) -> bool:
         """Whether attention gets a mask: samples apart, or a window shorter than the sequence."""
         return self.apart or (self.shape.sliding_window is not None and self.shape.sliding_window < self.seq_len)
+
+    @property
+    def documents(self) -> float:
+        """Samples or documents of a row among which no attention goes: 1 if they are not kept apart."""
+        return max(1.0, self.seq_len / (self.document or DOCUMENT)) if self.apart else 1.0
 
     @property
     def width(self) -> int:

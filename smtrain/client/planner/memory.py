@@ -139,19 +139,19 @@ def saved_per_token(work: Work, mesh: Mesh) -> float:
     part = h / _along_sequence(mesh)
     h = part if work.gathers_again else h  # input of a tensor-parallel region
     q, kv = shape.heads * shape.head_dim / mesh.tp, held.kv_heads * shape.head_dim
-    norms = len(shape.rules.block_norms) * _norm_bytes(shape, w)
+    norms, inner = len(shape.rules.block_norms) * _norm_bytes(work), _inner_vectors(work)
     if mesh.recompute == "selective" and not work.gathers_again:  # engine native saves only the input of attention
-        return w * (part + 2 * h + 2 * i) if shape.plain else norms * part + 2 * w * h + _saved_by_mlp(work, mesh)
+        return w * (part + 2 * h + inner * i) if shape.plain else norms * part + 2 * w * h + _saved_by_mlp(work, mesh)
     if shape.delta is not None:
         return norms * part + 2 * w * h + _saved_by_net(work, mesh, shape.delta) + _saved_by_mlp(work, mesh)
     attention = 4.0 * shape.heads / mesh.tp * (mesh.cp == 1)  # log-sum-exp, fp32; cut rows compute it again
     if mesh.recompute != "selective":
         attention += _scores(work, mesh)
     if shape.plain:
-        return w * (part + 2 * h + 6 * q + 2 * i) + attention
+        return w * (part + 2 * h + 6 * q + inner * i) + attention
     attention += w * (4 * q if _repeats(work, mesh) else 2 * q + 2 * kv)
     if shape.qk_norm:
-        attention += _norm_bytes(shape, w) * (q + kv)  # q_norm and k_norm
+        attention += _norm_bytes(work) * (q + kv)  # q_norm and k_norm
     if shape.rules.gated:
         attention += 2 * w * q  # the gate's sigmoid, and what it leaves of the output
     return norms * part + 2 * w * h + attention + _kept_values(shape, w, kv) + _saved_by_mlp(work, mesh)
@@ -166,9 +166,9 @@ def _saved_by_mlp(work: Work, mesh: Mesh) -> float:
     """
     shape, w, sizes = work.shape, work.width, work.shape.experts
     if sizes is None:
-        return 4.0 * w * shape.intermediate / mesh.tp
+        return float(_inner_vectors(work)) * w * shape.intermediate / mesh.tp
     rows = work.rows(mesh)
-    vectors = 7 if work.bounds_experts else 4
+    vectors = 7 if work.bounds_experts else _inner_vectors(replace(work, compiled=False))
     inner = w * rows * (shape.hidden + vectors * sizes.width / mesh.tp) + (16.0 * rows if mesh.ep > 1 else 0.0)
     return inner + w * sizes.chosen * shape.hidden + 4.0 * sizes.count + 40.0 * sizes.chosen
 
@@ -178,9 +178,29 @@ def _kept_values(shape: ModelShape, w: int, kv: float) -> float:
     return 4 * kv if shape.rules.value_norm and not (shape.values_are_keys and w == 4) else 0.0
 
 
-def _norm_bytes(shape: ModelShape, w: int) -> float:
-    """Bytes that an RMSNorm saves for each number: its input in fp32, and its output before the weight."""
-    return 8 if shape.rules.wide_norms else 4 + w
+def _norm_bytes(work: Work) -> float:
+    """Bytes that an RMSNorm saves for each number: its input in fp32, and its output before the weight.
+
+    Compiled it saves its input only, in the format that it came in."""
+    if work.compiled:
+        return work.width
+    return 8 if work.shape.rules.wide_norms else 4 + work.width
+
+
+KEPT_BY = {"gelu_new": 4, "gelu_fast": 7, "gelu_python": 3, "quick_gelu": 2, "relu": 0, "tanh": 0, "sigmoid": 0}
+"""Tensors that an activation saves for its backward pass, other than its output; any other saves its input only.
+
+transformers computes some of them with several operators (`ACT2FN`), each of which saves its inputs."""
+
+
+def _inner_vectors(work: Work) -> int:
+    """Count the vectors of inner width that an MLP saves: those of its activation, and the input of the last linear.
+
+    With a gate also both factors of that. Compiled, the activation is computed again from its input."""
+    plain = work.shape.plain
+    if work.compiled:
+        return 2 if plain else 3
+    return KEPT_BY.get(work.shape.activation, 1) + (1 if plain else 3)
 
 
 def _saved_by_net(work: Work, mesh: Mesh, net: DeltaSizes) -> float:
@@ -230,15 +250,18 @@ def _saved_by_adapters(work: Work, mesh: Mesh, lora: Lora) -> float:
     h = part if work.gathers_again else h
     q, kv = shape.heads * shape.head_dim / mesh.tp, held.kv_heads * shape.head_dim
     neox = shape.plain
+    inner = _inner_vectors(replace(work, compiled=False)) - 1  # compiled adapters were not measured
     entry = {"query_key_value"} if neox else {"q_proj", "k_proj", "v_proj", "qkv_proj"}
     up, down = ({"dense_h_to_4h"}, "dense_4h_to_h") if neox else ({"gate_proj", "up_proj", "gate_up_proj"}, "down_proj")
     targets = {*lora.of_linears}
     mlp = targets & {*up, down}
     kept = w * (h * bool(up & targets) + i * (down in targets) + lora.rank * len(mlp))
     behind = (
-        3 * w * i if shape.experts is None else _saved_by_mlp(work, mesh) + _saved_by_expert_factors(work, mesh, lora)
+        inner * w * i
+        if shape.experts is None
+        else _saved_by_mlp(work, mesh) + _saved_by_expert_factors(work, mesh, lora)
     )
-    kept += w * (part + i) if neox else len(shape.rules.block_norms) * 4 * part + behind
+    kept += w * (part + inner * i) if neox else len(shape.rules.block_norms) * 4 * part + behind
     if mesh.recompute == "selective" and not work.gathers_again:  # engine native saves only the input of attention
         return kept + w * h
     if shape.delta is not None:
@@ -333,7 +356,7 @@ def _moments(work: Work, machine: Machine, mesh: Mesh, stage: int, numbers: int)
     if stage == 0 and not work.lora:  # end of the backward pass: the embedding's gradient
         moments.append((0.0, 0.0, w * held.embed + w * whole))
     if last:
-        normed = part * (w if shape.plain else _norm_bytes(shape, w))
+        normed = part * (w if shape.plain else _norm_bytes(work))
         ends = 4.0 * part if work.lora else tokens * shape.hidden * w + normed
         rows = tokens * held.vocab
         # One rank: log-probabilities, their gradient and that of the logits, all fp32. A vocabulary that is divided:
@@ -378,21 +401,24 @@ def _net_moments(
     part = shape.hidden / _along_sequence(mesh)
     # What the backward pass has freed: the layers behind it, its own MLP with the norm before, and its output's norm.
     gone = saved[net] - tokens * (
-        w * (2 * shape.delta.keys / mesh.tp + values + shape.hidden) + _norm_bytes(shape, w) * part
+        w * (2 * shape.delta.keys / mesh.tp + values + shape.hidden) + _norm_bytes(work) * part
     )
     if mesh.recompute == "full":
         kept += saved[net] - w * part * tokens * (len(layers) - 1 - last)
     else:
         kept -= sum(saved[work.of_kind(kind)] for kind in layers[last + 1 :])
     if mesh.recompute == "selective":
-        gone = tokens * (4 * w * inner + w * shape.hidden + _norm_bytes(shape, w) * part)
+        gone = tokens * (4 * w * inner + w * shape.hidden + _norm_bytes(work) * part)
         kept += tokens * w * (2 * shape.delta.keys / mesh.tp + values)
     yield kept - gone, 0.0, _net_again(net, mesh, shape.delta) + 2 * tokens * w * shape.hidden
 
 
 def _step_buffers(machine: Machine, width: int, shard: int) -> float:
-    """Buffers of the optimizer's step: the rank's new weights to share, or the terms of an Adam that is not fused."""
-    return max(width * shard, 8.0 * shard if machine.accelerated else 0.0)
+    """Buffers of the optimizer's step: the rank's new weights to share, or the terms of an Adam that is not fused.
+
+    Neuron cores, on which no peak was measured, are assumed to make these. On GPUs AdamW is one kernel without them: a
+    Llama-2-7B took 115.6 GiB of an H200, and would have taken 163."""
+    return max(width * shard, 8.0 * shard if machine.neuron else 0.0)
 
 
 def _standing(work: Work, mesh: Mesh) -> float:
@@ -428,7 +454,7 @@ def _cut_moments(
     whole = work.seq_len * mesh.micro_batch
     # What the backward pass has freed: the MLP with the norm before it, and the output of attention.
     gone = tokens * w * ((2 if shape.plain else 4) * one.intermediate / mesh.tp + shape.hidden + q)
-    gone += 0 if shape.plain else tokens * _norm_bytes(shape, w) * shape.hidden / _along_sequence(mesh)
+    gone += 0 if shape.plain else tokens * _norm_bytes(work) * shape.hidden / _along_sequence(mesh)
     keys, mask = whole * kv * 2 * (w + 4), queries * work.seq_len * (mesh.micro_batch if work.apart else 1)
     mask_or_gradients = max((1 + w) * mask, w * mask + whole * kv * 2 * w)
     waiting = (3 if shape.plain else 1) * shape.hidden  # gradients: of the residual, of the MLP and of its norm's input

@@ -772,6 +772,8 @@ class ModelShape:
     """Sizes of the layers with experts, if there are any."""
     sparse: tuple[bool, ...] = ()
     """Whether each layer has experts, if some have and others do not."""
+    activation: str = "silu"
+    """The MLP's activation by transformers' name, which decides what its backward pass keeps."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ModelShape:
@@ -832,6 +834,7 @@ class ModelShape:
             linear=linear if any(linear) and not all(linear) else (),
             experts=_expert_sizes(config, got, family) if any(sparse) else None,
             sparse=sparse if any(sparse) and not all(sparse) else (),
+            activation=str(got.get(family.activation[0]) or family.activation[1]),
         )
 
     @property

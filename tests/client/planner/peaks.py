@@ -101,6 +101,9 @@ COMBINATIONS = [
     ("mixtral", "212 m2 ep2"),
     ("gpt_oss", "111 m2"),
     ("gpt_oss", "112 m2 ep2 bf16"),
+    ("gpt2", "111 m2 bf16"),
+    ("gpt2", "111 m2 full"),
+    ("gpt2", "121 m2"),
 ]
 
 
@@ -108,6 +111,9 @@ def model(family: str) -> dict[str, Any]:
     """A config.json large enough that no single small tensor decides."""
     from tests.worker.engine.cases import config
 
+    if family == "gpt2":
+        dropouts = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
+        return config(family, n_embd=192, n_head=8, n_inner=480, n_positions=128, vocab_size=1024, **dropouts)
     sizes: dict[str, Any] = {"hidden_size": 192, "num_attention_heads": 8, "intermediate_size": 480, "vocab_size": 1024}
     if family != "gpt_neox":
         sizes |= {"num_key_value_heads": 4, "head_dim": 24}

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from smtrain.client.planner.machines import GIB, Machine, Mesh, Work, named_shape
-from smtrain.client.planner.memory import checkpoint_bytes, core_memory, host_memory, worst_core
+from smtrain.client.planner.memory import KEPT_BY, checkpoint_bytes, core_memory, host_memory, worst_core
+from smtrain.core.model.hf_config import ACTIVATIONS
 from tests.client.planner.peaks import ADAPTED, COMBINATIONS, CUT, LONG, MIXED, PAIRED, compare
 from tests.worker.engine.world import World
 
@@ -25,6 +26,7 @@ def worlds() -> Iterator[dict[int, World]]:
 GATE = {
     ("llama", "221 m1 bf16 sp"), ("mistral", "121 m1 full"), ("qwen3", "211 m2 selective"),
     ("gpt_neox", "112 m2 bf16"), ("qwen3_5_text", "111 m2 full bf16"), ("qwen3_moe", "112 m2 ep2 bf16"),
+    ("gpt2", "111 m2 bf16"),
 }  # fmt: skip
 ADAPTED_GATE = {("gpt_neox", "111 m2 bf16")}
 
@@ -70,6 +72,19 @@ def test_so_it_is_with_experts_and_packed_rows(
 ) -> None:
     for stage, measured, predicted in compare(family, mesh, worlds, seq_len=tokens, batch=4, packed=packed):
         assert predicted == pytest.approx(measured, rel=0.03), f"stage {stage}"
+
+
+@pytest.mark.parametrize("name", sorted(ACTIVATIONS))
+def test_what_an_activation_keeps_is_what_torch_saves_of_it(name: str) -> None:
+    import torch
+    from transformers.activations import ACT2FN
+
+    inner = torch.randn(64, requires_grad=True) * 1.0
+    saved: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor):
+        output = ACT2FN[name](inner)
+    places = {tensor.untyped_storage().data_ptr() for tensor in saved if tensor.numel() == inner.numel()}
+    assert KEPT_BY.get(name, 1) == len(places - {output.untyped_storage().data_ptr()})
 
 
 def test_every_layer_keeps_the_mask_of_packed_rows() -> None:
