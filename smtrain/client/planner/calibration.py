@@ -11,7 +11,9 @@ from functools import cache
 from math import exp, log, log2, sqrt
 from typing import Any
 
+from smtrain.client.planner.kernels import kernels_of
 from smtrain.client.planner.machines import Machine, Mesh, Recompute, Work, named_shape
+from smtrain.client.planner.measured import MeasuredRun, nearest_measured, width_on_gpus
 from smtrain.client.planner.search import refusals
 from smtrain.client.planner.throughput import DENSE, EXPERTS, MATURE, Coefficients, stand_in, step_time
 from smtrain.core.errors import ConfigError
@@ -107,7 +109,8 @@ class PublishedRun:
 
 
 def predicted(run: PublishedRun, k: Coefficients) -> float:
-    """Predict the sequences per second of a published run, with the software of its time."""
+    """Predict the sequences per second of a published run, with the software of its time: no run is engine native's."""
+    k = replace(k, kernels=None)
     time = step_time(run.work, run.machine, run.mesh, k)
     step = time.total - time.bubble * (1 - 1 / run.interleave)
     return run.work.global_batch / step * exp(-k.yearly_gain * max(0, MATURE - run.release))
@@ -145,7 +148,7 @@ def fit(runs: Sequence[PublishedRun], start: Coefficients | None = None, priors:
     x = [log(getattr(start, n)) for n in names] if start else [log(median) for median, _ in priors]
 
     def coefficients(x: Sequence[float]) -> Coefficients:
-        found = {name: exp(v) for name, v in zip(names, x, strict=True)}
+        found: dict[str, Any] = {name: exp(v) for name, v in zip(names, x, strict=True)}
         return replace(base, **found) if base else Coefficients(**found)
 
     def misses(x: Sequence[float]) -> list[float]:
@@ -219,19 +222,24 @@ def residual(runs: Sequence[PublishedRun], k: Coefficients) -> float:
 
 @dataclass(frozen=True)
 class Near:
-    """The published run most similar to a plan; `distance` counts doublings of the feature that differs most."""
+    """The run most similar to a plan: a measured one of engine native if its kernels on the chip are known, else a
+    published one. `distance` counts doublings of the feature that differs most."""
 
-    run: PublishedRun
+    run: PublishedRun | MeasuredRun
     distance: float
 
     @property
     def calibrated(self) -> bool:
-        return self.distance <= NEAR
+        return isinstance(self.run, MeasuredRun) or self.distance <= NEAR
 
 
 def nearest(work: Work, machine: Machine, mesh: Mesh, runs: Sequence[PublishedRun] | None = None) -> Near | None:
-    """Find the most similar published run; None if none was published for the chip, of a dense model for a dense one
-    and of a mixture of experts for a mixture."""
+    """Find the most similar run of `runs`, by default of those that plans for this machine rest on.
+
+    None if none was published for the chip, of a dense model for a dense one and of a mixture of experts for a mixture.
+    """
+    if runs is None and kernels_of(machine):
+        return Near(*nearest_measured(work, mesh))
     mine = _features(work, mesh)
 
     def away(run: PublishedRun) -> float:
@@ -261,7 +269,10 @@ def best_published(machine: Machine, *, experts: bool = False) -> PublishedRun |
 
 
 def spread_of(machine: Machine, *, experts: bool = False) -> float:
-    """`residual` of the published runs on this chip, or on the chip that stands in for it."""
+    """`residual` of the runs that plans for this chip rest on."""
+    if kernels_of(machine):
+        measured: float = table("gpu_kernels")["residual"]
+        return measured
     if experts:
         of_experts: float = table("throughput_gpu")["experts"]["residual"]
         return of_experts
@@ -285,6 +296,8 @@ def width_of(work: Work, machine: Machine, near: Near | None, corrected: Correct
     """Half-width of a plan's interval: narrow after a run of the user's own, wide for a library that is `untried`."""
     if corrected.is_own(machine):
         return 2.13 * spread_of(machine)
+    if near is not None and isinstance(near.run, MeasuredRun):
+        return width_on_gpus(work, machine, near.distance)
     return UNTRIED if untried else half_width(spread_of(machine, experts=work.shape.experts is not None), near)
 
 

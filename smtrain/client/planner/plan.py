@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from math import exp, inf
 from pathlib import Path
 from typing import Any, Literal
 
-from smtrain.client.planner import reference_pass
+from smtrain.client.planner import reference_pass, settle
 from smtrain.client.planner.calibration import Correction, Near, best_published, correction, nearest, width_of
 from smtrain.client.planner.cost import HOUR, Cost, Price, Prices, Saving, cost, own_prices, saving, stage_seconds
 from smtrain.client.planner.custom_machines import machine_of, machines_known, own_price_rows
+from smtrain.client.planner.gpu_options import GpuOptions
+from smtrain.client.planner.kernels import kernels_of
 from smtrain.client.planner.machines import GIB, Machine, Mesh, Work, is_planned
+from smtrain.client.planner.measured import basis
 from smtrain.client.planner.memory import CoreMemory, HostMemory, checkpoint_bytes, host_memory, worst_core
 from smtrain.client.planner.preparing import preparing_warnings, refining_seconds
 from smtrain.client.planner.resolve import subject
@@ -100,6 +103,7 @@ def plan(
     some = [machine_of(t, n, described, config.compute.environment) for t, n in machines]
     own = some[0] if machines and not is_planned(config) else Machine.of_config(config)
     mesh = Mesh.of_config(config, shape.layers)
+    config = settle.for_machines(config)
     work, _ = work_of(config, shape)
     where = some[0] if len(machines) == 1 and machines[0][0] in described else own
     corrected = correction(work, where, mesh, measured)
@@ -317,7 +321,9 @@ def _plan(
         mean = step.total * ramp_share(work, machine, mesh, config.train.batches())
         lost = _saving(config, work, machine, mean, prices)
         spent = _cost(config, work, machine, steps, mean, prices)
-    speed = _Speed.of(work, machine, step)
+    speed, options = _Speed.of(work, machine, step), None
+    if step and not made.faults:
+        options = GpuOptions.of(work, machine, mesh, _price_of(config, work, machine, prices), corrected.of(machine))
     hourly = prices.find(machine.type, _option(config), config.compute.region)
     used = spent.prices if spent else (hourly,) if hourly else ()
     warnings: list[str] = []
@@ -369,7 +375,22 @@ def _plan(
             for c, b in choices[:_SHOWN]
         ),
         by_own_run=made.own,
+        gpu_options=options,
     )
+
+
+def _price_of(
+    config: JobConfig, work: Work, machine: Machine, prices: Prices
+) -> Callable[[float], tuple[float | None, float | None]]:
+    """Hours and dollars of the run for the seconds of a step."""
+
+    def price(step_s: float) -> tuple[float | None, float | None]:
+        if not config.train.steps:
+            return None, None
+        spent = _cost(config, work, machine, config.train.steps, step_s, prices)
+        return spent.train_hours, spent.total
+
+    return price
 
 
 def _calibration_warnings(
@@ -389,7 +410,9 @@ def _calibration_warnings(
     if made.untried:
         first = _first_step_s(config, machine, prices)
         warnings += neuron_warnings(config, work, machine, mesh, first, measured=made.own)
-    if _engine(config, machine) == "native":
+    if kernels_of(machine):
+        warnings += basis(work, machine)
+    elif _engine(config, machine) == "native":
         whose = "llm-foundry's, torchtitan's and Megatron-LM's" if machine.link else "neuronx-distributed's and NeMo's"
         if work.shape.experts:
             whose = "NeMo AutoModel's and Megatron-core's on H100, nearly all with even loads of experts"
@@ -409,10 +432,10 @@ def _price_warnings(config: JobConfig, machine: Machine, used: Sequence[Price], 
 
 
 def _optimism(work: Work, machine: Machine, made: _Estimate, speed: _Speed) -> list[str]:
-    """Say that a plan is faster than any published run on its chip."""
+    """Say that a plan is faster than any published run on its chip, if it rests on these."""
     top = best_published(machine, experts=work.shape.experts is not None)
-    if not speed.mfu or made.faults or top is None or speed.mfu <= top.mfu:
-        return []
+    if not speed.mfu or made.faults or top is None or speed.mfu <= top.mfu or kernels_of(machine):
+        return []  # known kernels are bounded by what was measured of them
     return [
         f"optimistic: {speed.mfu:.0%} of peak is planned, and the best ever published for this chip is {top.mfu:.0%} "
         f"({top})"

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from smtrain.client.planner.cost import Price, Saving
+from smtrain.client.planner.gpu_options import GpuOptions
 from smtrain.client.planner.machines import Mesh
 from smtrain.core.config.units import counted, spell
 from smtrain.core.text import span
@@ -79,6 +80,8 @@ class Plan:
     """Corrected by a run of the user's own on the same chip (`measured`)."""
     here: bool = False
     """Planned for this machine, at no cost."""
+    gpu_options: GpuOptions | None = None
+    """Prices of train.compile and train.deterministic, on GPUs whose kernels are known."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; infinities become None."""
@@ -125,6 +128,7 @@ def summary(plan: Plan) -> str:
         t = plan.step_s
         parts = ", ".join(f"{n.replace('_', ' ')} {v / t['total']:.0%}" for n, v in t.items() if n != "total")
         lines.append(f"step        {t['total']:.3g} s: {parts}")
+        lines += plan.gpu_options.lines() if plan.gpu_options else []
     if plan.fits and plan.hours is not None:
         cut = f", in {plan.attempts} attempt{'s' * (plan.attempts > 1)} (cluster.time)" if plan.attempts else ""
         # only AWS bills by known prices

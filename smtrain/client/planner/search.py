@@ -19,7 +19,7 @@ from smtrain.client.planner.machines import (
     untiled_group,
 )
 from smtrain.client.planner.memory import CoreMemory, core_memory, telling_stages, worst_core
-from smtrain.client.planner.throughput import Coefficients, balanced, exchange_time, slot_time, step_time
+from smtrain.client.planner.throughput import Coefficients, balanced, once_time, slot_time, step_time
 from smtrain.core.model.lora import Lora, linears
 
 MICRO_BATCHES = (1, 2, 4, 8)
@@ -136,7 +136,7 @@ class _Ways:
         self._needs = shared.setdefault((machine.accelerated, machine.neuron), {})
         self._k = Coefficients.fitted(machine)
         self.degrees = tensor_degrees(work, machine)
-        self._exchanges: dict[tuple[int, int, int, int, bool], dict[_Layers, float]] = {}
+        self._exchanges: dict[tuple[int, int, int, int, bool, int], dict[_Layers, float]] = {}
         kind = machine.core_flops, machine.core_bytes, machine.cores, machine.link, machine.chip
         self._made = slots.setdefault(kind, {})
         self._known: dict[tuple[int, int, int, int, int], tuple[Mesh, float, float] | None] = {}
@@ -153,10 +153,10 @@ class _Ways:
         if key not in self._made:
             self._made[key] = self._make(tp, pp, ep, cp)
         slots = self._made[key]
-        known = (*key, ep == dp * cp)  # then no other rank has the same experts
+        known = (*key, ep == dp * cp, dp if self._k.kernels else 0)  # the third: no other rank has the same experts
         if known not in self._exchanges:
             self._exchanges[known] = {
-                layers: exchange_time(work, machine, Mesh(tp, pp, dp, layers=layers, ep=ep, cp=cp), self._k)
+                layers: once_time(work, machine, Mesh(tp, pp, dp, layers=layers, ep=ep, cp=cp), self._k)
                 for layers in {slot[2] for slot in slots}
             }
         exchange = self._exchanges[known]

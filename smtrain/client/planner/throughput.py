@@ -3,7 +3,8 @@
 Seven coefficients are fitted to published runs: one set for Neuron cores, and one for each GPU with published runs
 (core/facts/throughput_gpu.toml). Three more, for mixtures of experts, are fitted to runs on H100. Each term has a
 physical form, so that the few coefficients also hold for shapes that were not published; docs/planner-formulas.md
-derives them. If only a bound is known, the slower one is used.
+derives them. If only a bound is known, the slower one is used. On GPUs whose kernels were measured, `kernels` gives the
+time of everything but messages.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any
 
+from smtrain.client.planner.kernels import Kernels, kernels_of
 from smtrain.client.planner.machines import (
     Machine,
     Mesh,
@@ -64,6 +66,9 @@ class Coefficients:
     divided by the core's peak in operations per second."""
     swap_share: float = 1.0
     """Rate of the all-to-alls that take rows to their experts, relative to collectives over the same link."""
+    kernels: Kernels | None = None
+    """Engine native's kernels on this GPU, if they were measured or follow from a measurement: then only the numbers
+    of messages are used of the above."""
 
     @classmethod
     def fitted(cls, machine: Machine | None = None) -> Coefficients:
@@ -72,12 +77,13 @@ class Coefficients:
         if machine is None or not machine.link:
             return _fitted()
         k, share = _of_chip(machine.chip)
-        return replace(k, link_bytes_per_flop=share * machine.link / machine.core_flops)
+        link = share * machine.link / machine.core_flops
+        return replace(k, link_bytes_per_flop=link, kernels=kernels_of(replace(machine, count=1)))
 
 
 EXPERTS = ("expert_products", "routed_bytes_per_flop", "swap_share")
 """The coefficients that only mixtures of experts need."""
-DENSE = tuple(f.name for f in fields(Coefficients) if f.name not in EXPERTS)
+DENSE = tuple(f.name for f in fields(Coefficients) if f.name not in (*EXPERTS, "kernels"))
 MATURE = 20  # minor number of Neuron 2.x from which releases are no faster than the one before
 
 
@@ -92,17 +98,17 @@ def stand_in(chip: str) -> str:
 def _of_chip(chip: str) -> tuple[Coefficients, float]:
     """Coefficients of a chip, and the share of its link that collectives reach."""
     row = table("throughput_gpu")["chips"][stand_in(chip)]
-    k = Coefficients(**{name: row[name] for name in DENSE}, **_of_experts())
+    k = Coefficients(**{name: row[name] for name in DENSE} | _of_experts())
     return k, k.link_bytes_per_flop * row["tflops"] * 1e12 / (row["link_gbs"] * 1e9)
 
 
 @cache
 def _fitted() -> Coefficients:
     row = table("throughput")["coefficients"]
-    return Coefficients(**{name: row[name] for name in DENSE}, **_of_experts())
+    return Coefficients(**{name: row[name] for name in DENSE} | _of_experts())
 
 
-def _of_experts() -> dict[str, float]:
+def _of_experts() -> dict[str, Any]:
     """The coefficients of experts: those of H100 stand for every chip, as no run on another was published."""
     row = table("throughput_gpu")["experts"]
     return {name: row[name] for name in EXPERTS}
@@ -122,16 +128,18 @@ class StepTime:
     """Messages that take tokens to their experts and back."""
     context_parallel: float = 0.0
     """Messages of keys and values of rows that are cut over ranks."""
+    optimizer: float = 0.0
+    """Clipping and the optimizer's update; 0 if the fitted coefficients have it in `compute`."""
 
     @property
     def total(self) -> float:
         parts = self.compute + self.attention + self.tensor_parallel + self.bubble + self.overhead + self.data_parallel
-        return parts + self.expert_parallel + self.context_parallel
+        return parts + self.expert_parallel + self.context_parallel + self.optimizer
 
     def parts(self) -> dict[str, float]:
-        """Seconds by part, with `total`; messages of experts and of cut rows are left out if there are none."""
+        """Seconds by part, with `total`; those that a run may not have are left out if it has not."""
         each = {f.name: getattr(self, f.name) for f in fields(self)}
-        for name in ("expert_parallel", "context_parallel"):
+        for name in ("expert_parallel", "context_parallel", "optimizer"):
             if not each[name]:
                 del each[name]
         return {**each, "total": self.total}
@@ -191,13 +199,13 @@ def _stage_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients, stage
         work = replace(work, fused_attention=False)  # its kernel takes no masks
     kinds = stage_kinds(shape, mesh.pp, stage, mesh.layers)
     rate, layers = k.efficiency * machine.core_flops, sum(kinds.values())
-    frozen = 1 if work.lora else 0  # one product less without weight gradients; the adapters' products are small
-    dense = attention = middle = 0.0
+    dense = attention = middle = launches = 0.0
     for kind, count in kinds.items():
         layer, scores = _layer_time(work.of_kind(kind), mesh, k, tokens, rate)
         layer += _sorting_time(work.of_kind(kind), machine, mesh, k, tokens)
         dense, attention, middle = dense + count * layer, attention + count * scores, middle + count * (layer + scores)
-    head = (3 - frozen) * 2.0 * cut(shape, mesh.tp).head * tokens / rate if stage == mesh.pp - 1 else 0.0
+        launches += count * k.kernels.launches(work.of_kind(kind), mesh) if k.kernels else 0.0
+    head = _head_time(work, mesh, k, tokens, rate) if stage == mesh.pp - 1 else 0.0
     link = _link(machine, mesh.tp, k)
     moved = _COLLECTIVES[mesh.recompute] * tokens * shape.hidden * work.width * (mesh.tp - 1) / mesh.tp
     collectives = layers * moved / link
@@ -205,6 +213,8 @@ def _stage_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients, stage
     swapped = sparse * _swap_time(work, machine, mesh, k, tokens)
     gathered = _gathers(work, mesh, kinds, tokens) / _link(machine, mesh.tp * mesh.cp, k)
     overhead = k.slot_seconds * (1 if mesh.pp == 1 else _LAUNCHES)
+    if k.kernels:  # the device waits for the host's launches, if these take longer than its work
+        overhead = max(0.0, launches - dense - head - attention)
     return Slot(
         dense=dense + head,
         attention=attention,
@@ -214,6 +224,14 @@ def _stage_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients, stage
         expert_parallel=swapped,
         context_parallel=gathered,
     )
+
+
+def _head_time(work: Work, mesh: Mesh, k: Coefficients, tokens: int, rate: float) -> float:
+    """Seconds of the output matrix, and of the loss if its kernels are known."""
+    if k.kernels:
+        return k.kernels.head(work, mesh, tokens)
+    passes = 2 if work.lora else 3  # one product less without the weight's gradient
+    return passes * 2.0 * cut(work.shape, mesh.tp).head * tokens / rate
 
 
 def ramp_share(work: Work, machine: Machine, mesh: Mesh, batches: Sequence[tuple[int, int]]) -> float:
@@ -285,7 +303,7 @@ def _swap_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients, tokens
 
 def _sorting_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients, tokens: int) -> float:
     """Seconds of sorting a layer's rows by expert and back, which takes memory's time and no operations."""
-    if work.shape.experts is None:
+    if work.shape.experts is None or k.kernels:  # the kernels count it among their passes
         return 0.0
     return _DENSE[mesh.recompute] * _routed(work, mesh, tokens) / (k.routed_bytes_per_flop * machine.core_flops)
 
@@ -314,6 +332,8 @@ def _layer_time(work: Work, mesh: Mesh, k: Coefficients, tokens: int, rate: floa
     2 operations per weight and token; 4 x heads x head size x span per token for the scores and their product with v
     (Chowdhery et al. 2022, PaLM, arXiv 2204.02311, appendix B).
     """
+    if k.kernels:
+        return k.kernels.layer(work, mesh, tokens)
     shape, held = work.shape, cut(work.shape, mesh.tp)
     used: float = held.layer
     factors = 0.0  # those of other linears are small
@@ -370,6 +390,18 @@ def exchange_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients) -> 
     return each / (k.network_share * machine.network)
 
 
+def once_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients) -> float:
+    """Time of what a step does once: `exchange_time` and `update_time`."""
+    return exchange_time(work, machine, mesh, k) + update_time(work, mesh, k)
+
+
+def update_time(work: Work, mesh: Mesh, k: Coefficients) -> float:
+    """Time of clipping and the optimizer's update, if it is not in the fitted coefficients."""
+    if k.kernels is None:
+        return 0.0
+    return max(k.kernels.update(work, mesh, stage) for stage in {0, mesh.pp - 1})
+
+
 def step_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients | None = None) -> StepTime:
     """Seconds of an optimizer step, for a mesh without `mesh_faults`."""
     k = k or Coefficients.fitted(machine)
@@ -384,4 +416,5 @@ def step_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients | None =
         data_parallel=exchange_time(work, machine, mesh, k),
         expert_parallel=slots * slot.expert_parallel,
         context_parallel=slots * slot.context_parallel,
+        optimizer=update_time(work, mesh, k),
     )

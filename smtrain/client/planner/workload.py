@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from smtrain.client.planner.machines import Recompute, Work, named_shape
 from smtrain.core.config import JobConfig
+from smtrain.core.config.machine_defaults import Kind, compiles, is_deterministic, kind_of
 from smtrain.core.errors import ConfigError, JobError, SmtrainError, first_line
 from smtrain.core.facts import table
 from smtrain.core.facts.engines import EngineName, is_neuron
@@ -58,7 +59,26 @@ def work_of(
         fused = flash_lack(train.seq_len, shape.widest_head, masked=work.masked, compiled=bool(train.compile)) is None
     if shape.rules.sinks and engine == "native":  # torch's kernels have no sinks
         fused = False
-    return replace(work, fused_attention=fused), recompute
+    kind: Kind = "neuron" if neuron else kind_of(config)
+    kind = "gpu" if kind == "neuron" and not neuron else kind  # machines that were named in place of the config's
+    return replace(
+        work,
+        fused_attention=fused,
+        compiled=compiles(train, kind, experts=shape.experts is not None),
+        deterministic=kind == "gpu" and is_deterministic(train, kind),
+        document=mean_document(config),
+    ), recompute
+
+
+def mean_document(config: JobConfig) -> float | None:
+    """Mean tokens of a document or sample by the manifest of data that are prepared on this machine, else None."""
+    if not config.apart or config.data.prepared is None:
+        return None
+    try:
+        manifest = json.loads((Path(config.data.prepared) / "manifest.json").read_text("utf-8"))
+        return float(manifest["tokens"]) / float(manifest["documents"])
+    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
+        return None
 
 
 def shape_of(config: JobConfig) -> ModelShape:

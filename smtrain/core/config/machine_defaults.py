@@ -33,17 +33,20 @@ def kind_of(config: JobConfig) -> Kind:
     return "neuron" if is_neuron(named) else "gpu" if is_gpu(named) else "cpu"
 
 
-def compiles(train: Train, kind: Kind, step_s: float | None = None, *, experts: bool = False) -> bool:
+def compiles(
+    train: Train, kind: Kind, step_s: float | None = None, *, experts: bool = False, gain: float = COMPILE_GAIN
+) -> bool:
     """Whether layers and loss are compiled: `train.compile`, else whether the run earns the seconds that it takes.
 
-    `step_s` is the time of a step without compilation; None: not known. Mixtures of experts have not been measured.
+    `step_s` is the time of a step without compilation, None: not known. With compilation it is divided by `gain`.
+    Mixtures of experts have not been measured.
     """
     if train.compile is not None:
         return train.compile
     if kind != "gpu" or train.engine == "nxd" or experts:
         return False
     seconds = train.steps * (_STEP_SECONDS if step_s is None else step_s)
-    return seconds * (1 - 1 / COMPILE_GAIN) > COMPILE_SECONDS
+    return seconds * (1 - 1 / gain) > COMPILE_SECONDS
 
 
 def is_deterministic(train: Train, kind: Kind) -> bool:
@@ -60,12 +63,14 @@ def deterministic_price(attention: float, seq_len: int, *, apart: bool) -> float
     return 1 + attention * (ratio - 1)
 
 
-def settled(config: JobConfig, kind: Kind, step_s: float | None = None, *, experts: bool = False) -> JobConfig:
+def settled(
+    config: JobConfig, kind: Kind, step_s: float | None = None, *, experts: bool = False, gain: float = COMPILE_GAIN
+) -> JobConfig:
     """The config with both keys decided. On CPUs and Neuron cores a key that was left out stays None."""
     if kind != "gpu":
         return config
     values = {
-        "compile": compiles(config.train, kind, step_s, experts=experts),
+        "compile": compiles(config.train, kind, step_s, experts=experts, gain=gain),
         "deterministic": is_deterministic(config.train, kind),
     }
     return config.model_copy(update={"train": config.train.model_copy(update=values)})

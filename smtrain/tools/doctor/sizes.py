@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import exp
 from typing import Any
 
-from smtrain.client.planner.calibration import half_width, nearest, spread_of
+from smtrain.client.planner.calibration import Correction, nearest, width_of
 from smtrain.client.planner.machines import GIB, Machine, Mesh, Work
 from smtrain.client.planner.memory import core_memory
 from smtrain.client.planner.throughput import step_time
@@ -102,7 +102,7 @@ def predicted(
         )  # fmt: skip
         machine = Machine.described("this machine", 1, entry)
     rate = work.global_batch * work.seq_len / step_time(work, machine, mesh).total
-    wide = half_width(spread_of(machine), nearest(work, machine, mesh))
+    wide = width_of(work, machine, nearest(work, machine, mesh), Correction(), untried=False)
     said = (
         row["type"].removeprefix("ml.")
         if row

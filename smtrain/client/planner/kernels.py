@@ -1,0 +1,217 @@
+"""Time of a micro-batch of engine native on a GPU, kernel by kernel.
+
+Matrix products by their sizes, attention by its kernel, elementwise kernels and the optimizer by the bytes that they
+move, and the host's time to launch all of them: a step is as slow as the slower of device and host. The few speeds are
+measured on one H200 (core/facts/gpu_kernels.toml), as shares of the data sheet's, so that they carry over to H100.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from math import ceil, prod
+from typing import Any
+
+from smtrain.client.planner.machines import Machine, Mesh, Work, cut, optimizer_share, trained_numbers
+from smtrain.core.facts import table
+from smtrain.core.model.families import LAYER, ModelShape
+from smtrain.core.model.layout import Layout
+from smtrain.core.model.lora import AdapterShape, Lora
+
+_FORWARD = 1 / 3  # of the time of products and elementwise kernels, which the backward pass doubles
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Speeds of one GPU: operations and bytes per second."""
+
+    peak: float
+    products: float
+    grouped: float
+    copies: float
+    elementwise: float
+    tail: float
+    """Seconds that each matrix product loses at its end, when some multiprocessors have no more work."""
+    launch: float
+    """Seconds of the host to launch a kernel."""
+    busy: float
+    """Share of a step in which a GPU works that never waits for its host."""
+
+    def layer(self, work: Work, mesh: Mesh, tokens: int) -> tuple[float, float]:
+        """Seconds of one layer of a micro-batch of so many tokens: of everything but attention, and of attention."""
+        again = mesh.recompute == "full"
+        dense = self._products(work, mesh, tokens) + self._passes(work, mesh, tokens) * (1 + again * _FORWARD)
+        if mesh.recompute == "selective":  # engine native computes the module of attention again
+            dense += self._linears(_attention_linears(work.shape, mesh.tp), tokens, work.width)
+        return dense / self.busy, self._attention(work, mesh, tokens) / self.busy
+
+    def head(self, work: Work, mesh: Mesh, tokens: int) -> float:
+        """Seconds of the output matrix and the loss."""
+        facts, held = table("gpu_kernels"), cut(work.shape, mesh.tp)
+        seconds = (2 if work.lora else 3) * self._linears(((held.vocab, work.shape.hidden),), tokens, work.width)
+        loss = work.loss or ("pieces_compiled" if work.compiled else "pieces")
+        seconds += float(facts["loss"][loss]) * tokens * held.vocab / self.elementwise
+        trained = 0 if work.lora else held.head + (0 if work.shape.tied else held.embed)
+        return float(seconds + facts["update"]["gradient"] * trained / self.copies) / self.busy
+
+    def launches(self, work: Work, mesh: Mesh) -> float:
+        """Seconds of the host to launch the kernels of one layer."""
+        each = table("gpu_kernels")["launches"]["fused" if work.compiled else "eager"]
+        more = {"qk_norm": work.shape.qk_norm, "adapters": work.lora, "experts": work.shape.experts}
+        count: float = each["layer"] + sum(each[name] for name, part in more.items() if part)
+        return count * (1 + (mesh.recompute == "full") * _FORWARD) * self.launch
+
+    def _products(self, work: Work, mesh: Mesh, tokens: int) -> float:
+        """Seconds of all matrix products of a layer. Frozen weights have no gradient, their adapters do."""
+        shape, lora = work.shape, work.lora
+        passes = (2 if lora else 3) + (mesh.recompute == "full")
+        seconds = passes * self._linears(_linears(shape, mesh.tp), tokens, work.width)
+        if shape.experts is not None:
+            seconds += passes * self._expert_products(work, mesh, tokens)
+        if lora is not None:
+            factors = 3 + (mesh.recompute == "full")
+            seconds += factors * self._linears(_factors(shape, lora, mesh.tp), tokens, work.width)
+        return seconds
+
+    def _linears(self, sizes: tuple[tuple[int, int], ...], tokens: float, width: int) -> float:
+        """Seconds of one pass over linears [n, k]: by operations, or by bytes if a product is small."""
+        return sum(
+            max(2.0 * tokens * n * k / self.products, width * (tokens * (n + k) + n * k) / self.copies) + self.tail
+            for n, k in sizes
+        )
+
+    def _expert_products(self, work: Work, mesh: Mesh, tokens: int) -> float:
+        sizes, held = work.shape.experts, cut(work.shape, mesh.tp, mesh.ep)
+        assert sizes is not None
+        rows = (work.capacity or 1.0) * sizes.chosen * tokens  # of even loads, with ep as many as without
+        operations = 2.0 * rows * held.experts / (sizes.count / mesh.ep)
+        return float(max(operations / self.grouped, work.width * held.experts / self.copies))
+
+    def _passes(self, work: Work, mesh: Mesh, tokens: int) -> float:
+        """Seconds of a layer's elementwise kernels, and of adding its weights' gradients to their sums."""
+        facts, shape = table("gpu_kernels"), work.shape
+        form = "fused" if work.compiled else "eager"
+        each = facts["passes"][f"plain_{form}" if shape.plain else form]
+        along = mesh.tp if mesh.sequence_parallel else 1
+        queries = (shape.heads + cut(shape, 1).kv_heads) * shape.head_dim / mesh.tp
+        normed = len(shape.rules.block_norms) * shape.hidden / along + (queries if shape.qk_norm else 0.0)
+        bytes_ = each["norm"] * normed + each["hidden"] * shape.hidden + each["queries"] * queries
+        if shape.experts is None:
+            bytes_ += each["inner"] * shape.intermediate / mesh.tp
+        else:
+            rows = (work.capacity or 1.0) * shape.experts.chosen
+            bytes_ += rows * (each["chosen"] * shape.hidden + each["inner"] * shape.experts.width / mesh.tp)
+        if work.lora is not None:
+            adapted = facts["passes"]
+            for n, k in _adapted(shape, work.lora, mesh.tp):
+                bytes_ += adapted["adapter_output"] * n + adapted["adapter_input"] * k
+        summed = facts["update"]["gradient"] * (0 if work.lora else cut(shape, mesh.tp, mesh.ep).layer)
+        return float(bytes_ * tokens / self.elementwise + summed / self.copies)
+
+    def _attention(self, work: Work, mesh: Mesh, tokens: int) -> float:
+        """Seconds of a layer's attention: cuDNN for whole rows, else and if deterministic FlashAttention 2."""
+        shape, facts = work.shape, table("gpu_kernels")["attention"]
+        row = facts["flash" if work.deterministic or work.masked or mesh.cp > 1 else "cudnn"]
+        rate: float = row["narrow" if shape.head_dim <= 64 else "wide"] * self.peak
+        again = facts["forward"] if mesh.recompute != "none" or mesh.cp > 1 else 0.0
+        if (
+            shape.delta is not None
+        ):  # within chunks, and with the state of the chunk before; once more, as it is repeated
+            key, value = shape.delta.key_dim, shape.delta.value_dim
+            each = 6.0 * key * value + 2.0 * shape.delta.CHUNK * (3 * key + 2 * value)
+            return float(4 + bool(again)) * shape.delta.value_heads / mesh.tp * each * tokens / rate
+        width = shape.heads * shape.head_dim / mesh.tp
+        seconds: float = tokens * width * (14.0 * seen(work) / rate + row["bytes"] / self.copies)
+        backward = 1.0 - facts["forward"]
+        if work.deterministic:
+            backward *= _waves(mesh.micro_batch * shape.heads / mesh.tp * work.documents)
+        return float(seconds * (facts["forward"] + backward + again))
+
+    def update(self, work: Work, mesh: Mesh, stage: int) -> float:
+        """Seconds of the optimizer's step: passes over the sums of gradients, and over the rank's part of the state."""
+        each = table("gpu_kernels")["update"]["step"]
+        numbers, (_, shard) = trained_numbers(work, mesh, stage), optimizer_share(work, mesh, stage)
+        return float(each * shard + 12 * (numbers - shard)) / self.copies
+
+
+def seen(work: Work) -> float:
+    """Keys that a query of a layer sees, on average: half of its row or document, or its window."""
+    length = work.seq_len / work.documents
+    window = work.shape.sliding_window
+    if window is None or window >= length:
+        return length / 2
+    return window * (1 - window / (2 * length))
+
+
+def _waves(units: float) -> float:
+    """Time of FlashAttention 2's deterministic backward pass relative to the other one.
+
+    It cuts each head of each document only into as many blocks as fill the multiprocessors once (`nsplits` in
+    flash_attn's flash_bwd_launch_template.h), so that those of the last wave are partly idle.
+    """
+    count: int = table("gpu_kernels")["rates"]["multiprocessors"]
+    blocks = ceil(count / units) * units
+    return ceil(blocks / count) * count / blocks
+
+
+@cache
+def kernels_of(machine: Machine) -> Kernels | None:
+    """The kernels' speeds on a machine's GPUs; None if no measurement carries over to them."""
+    facts = table("gpu_kernels")
+    chip = facts["chips"].get(machine.chip)
+    if chip is None:
+        return None
+    rates, memory = facts["rates"], chip["memory_gbs"] * 1e9
+    return Kernels(
+        peak=machine.core_flops,
+        products=rates["products"] * machine.core_flops,
+        grouped=rates["products"] * rates["grouped"] * machine.core_flops,
+        copies=rates["copies"] * memory,
+        elementwise=rates["elementwise"] * memory,
+        tail=rates["product_seconds"],
+        launch=rates["launch_seconds"],
+        busy=rates["busy"],
+    )
+
+
+@cache
+def _linears(shape: ModelShape, tp: int) -> tuple[tuple[int, int], ...]:
+    """[n, k] of the linears of a layer on a tensor-parallel rank, but for experts."""
+    return tuple(size for _, size in _named(shape, tp))
+
+
+@cache
+def _attention_linears(shape: ModelShape, tp: int) -> tuple[tuple[int, int], ...]:
+    own = (shape.rules.attention, shape.rules.linear or shape.rules.attention)
+    return tuple(size for name, size in _named(shape, tp) if any(f".{part}." in name for part in own))
+
+
+@cache
+def _adapted(shape: ModelShape, lora: Lora, tp: int) -> tuple[tuple[int, int], ...]:
+    """[n, k] of the linears of a layer that have adapters."""
+    return tuple(
+        size for name, size in _named(shape, tp) if name.removesuffix(".weight").rpartition(".")[2] in lora.targets
+    )
+
+
+@cache
+def _factors(shape: ModelShape, lora: Lora, tp: int) -> tuple[tuple[int, int], ...]:
+    adapted: Any = AdapterShape.of(_one(shape), lora)
+    return tuple(size for _, size in _matrices(adapted, tp))
+
+
+@cache
+def _named(shape: ModelShape, tp: int) -> tuple[tuple[str, tuple[int, int]], ...]:
+    return _matrices(_one(shape), tp)
+
+
+def _matrices(one: Any, tp: int) -> tuple[tuple[str, tuple[int, int]], ...]:
+    layout = Layout(one, tp, 1)
+    specs = (s for s in one.specs if LAYER.search(s.name) and not s.of_experts and len(s.shape) == 2)
+    sizes = ((s, layout.local_shape(s.name, 0)) for s in specs)
+    # GPT-2 stores its linears as [k, n]: the product takes the same time.
+    return tuple((s.name, (size[0], prod(size[1:]))) for s, size in sizes)
+
+
+def _one(shape: ModelShape) -> ModelShape:
+    return replace(shape.by_layer[0], layers=1, full=())

@@ -1,0 +1,136 @@
+"""Runs of engine native that were measured on a GPU, and the interval that they give plans on such GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from math import log, log2, sqrt
+from typing import Any
+
+from smtrain.client.planner.machines import DOCUMENT, Machine, Mesh, Work, named_shape
+from smtrain.client.planner.throughput import step_time
+from smtrain.core.facts import table
+from smtrain.core.model.families import ModelShape
+from smtrain.core.model.lora import Lora, linears
+
+# Half-widths in log of the 90 % interval for what has not been measured in whole steps. Assumptions.
+_PRESENT = 0.08  # the kernels that the engine has got since, such as the loss in pieces
+_OTHER_CHIP = 0.3  # H100: published runs of llm-foundry and torchtitan are 1.07 to 1.45 times slower than its plans
+_SEVERAL = 0.15  # messages between GPUs, fitted to other libraries' runs
+_DOCUMENTS = 0.15  # rows of documents, whose lengths are mostly assumed
+_EXPERTS = 0.3  # on one GPU; between several all-to-alls decide, whose published speeds differ by 2.3 times
+_FARTHEST = 4.0  # doublings from the nearest run, beyond which the interval grows no more: each kernel has its own term
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """A row of core/facts/gpu_kernels.toml."""
+
+    id: str
+    model: str
+    work: Work
+    machine: Machine
+    mesh: Mesh
+    tokens_per_s: float
+    gib: float | None
+    """Peak of torch's allocator."""
+    more_s: float
+    """Seconds of a step that the engine of that day took longer than the present one."""
+
+    @classmethod
+    def of(cls, row: dict[str, Any]) -> MeasuredRun:
+        config = table("gpu_kernels")["models"].get(row["model"])
+        shape = ModelShape.from_config(config) if config else named_shape(row["model"])
+        assert shape is not None, row["model"]
+        lora = Lora(row["lora"], 2.0 * row["lora"], targets=linears(shape)) if "lora" in row else None
+        return cls(
+            id=row["id"],
+            model=row["model"],
+            work=Work(
+                shape, row["seq_len"], row["rows"], lora=lora, compiled=row.get("compiled", False),
+                deterministic=row.get("deterministic", False), loss=row.get("loss", "whole"),
+            ),
+            machine=replace(Machine.of("ml.p5e.48xlarge", 1), cores=1),
+            mesh=Mesh(1, 1, 1, row["micro_batch"], row.get("recompute", "none")),
+            tokens_per_s=row["tokens_per_s"],
+            gib=row.get("gib"),
+            more_s=row["more_ms"] / 1000,
+        )  # fmt: skip
+
+    @property
+    def predicted(self) -> float:
+        """Tokens a second by the planner's model, with the engine of that day."""
+        step = step_time(self.work, self.machine, self.mesh).total + self.more_s
+        return self.work.global_batch * self.work.seq_len / step
+
+    def __str__(self) -> str:
+        lora = ", LoRA" if self.work.lora else ""
+        return f"{self.model}{lora}, {self.work.seq_len} tokens, on one H200, {table('gpu_kernels')['date']}"
+
+
+@cache
+def measured_runs() -> tuple[MeasuredRun, ...]:
+    """All rows of the table."""
+    return tuple(MeasuredRun.of(row) for row in table("gpu_kernels")["runs"])
+
+
+def nearest_measured(work: Work, mesh: Mesh) -> tuple[MeasuredRun, float]:
+    """The most similar measured run, and the doublings of the feature that differs most."""
+    mine = _features(work, mesh)
+    each = ((max(abs(a - b) for a, b in zip(mine, _features(run.work, run.mesh), strict=True)), run)
+            for run in measured_runs() if bool(run.work.lora) == bool(work.lora))  # fmt: skip
+    distance, run = min(each, key=lambda found: found[0])
+    return run, distance
+
+
+def _features(work: Work, mesh: Mesh) -> tuple[float, ...]:
+    """Logs of what a rank computes: its weights, the tokens of a micro-batch, and the length of its rows."""
+    numbers = work.shape.active_parameters() / mesh.tp / mesh.pp
+    return log2(numbers), log2(work.seq_len / mesh.cp * mesh.micro_batch) / 2, log2(work.seq_len)
+
+
+def width_on_gpus(work: Work, machine: Machine, distance: float) -> float:
+    """Half-width in log of a plan's 90 % interval, `distance` doublings from the nearest measured run.
+
+    2.13 as in `calibration.half_width`; the parts are independent of each other.
+    """
+    spread: float = table("gpu_kernels")["residual"]
+    experts = 2.13 * table("throughput_gpu")["experts"]["residual"] if machine.world > 1 else _EXPERTS
+    parts = [
+        2.13 * spread * sqrt(1 + min(distance, _FARTHEST) ** 2),
+        _PRESENT,
+        _OTHER_CHIP * (not is_measured(machine)),
+        _SEVERAL * (machine.world > 1),
+        _DOCUMENTS * work.masked,
+        experts * (work.shape.experts is not None),
+    ]
+    return sqrt(sum(part * part for part in parts))
+
+
+def is_measured(machine: Machine) -> bool:
+    """Whether the kernels' speeds were measured on this machine's chip."""
+    row = table("gpu_kernels")["chips"].get(machine.chip)
+    return row is not None and bool(row["measured"])
+
+
+def residual() -> float:
+    """Standard deviation of the logs of predicted over measured speed."""
+    errors = [log(run.predicted / run.tokens_per_s) for run in measured_runs()]
+    return sqrt(sum(error * error for error in errors) / len(errors))
+
+
+def basis(work: Work, machine: Machine) -> list[str]:
+    """Say what a plan's speed rests on, and what of it was not measured."""
+    lacks = []
+    if not is_measured(machine):
+        lacks.append(f"{machine.chip}, whose memory is slower by its data sheet")
+    if machine.world > 1:
+        whose = "NeMo AutoModel's and Megatron-core's" if work.shape.experts else "llm-foundry's and torchtitan's"
+        lacks.append(f"messages between GPUs, which are fitted to {whose} runs on H100")
+    if work.apart:
+        length = f"{work.document:,.0f}" if work.document else f"{DOCUMENT:,}, an assumption,"
+        lacks.append(f"rows of documents or samples apart, taken to have {length} tokens each")
+    if work.shape.experts is not None:
+        lacks.append("experts in the present engine")
+    but = f"; not measured: {'; '.join(lacks)}" if lacks else ""
+    return [f"speed: from engine native's kernels on one H200 ({table('gpu_kernels')['date']}){but}"]
