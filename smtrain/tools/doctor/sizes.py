@@ -86,7 +86,8 @@ def predicted(
     model: SizedModel, precision: Precision, view: TorchView, processes: int, measured: dict[str, Any]
 ) -> Prediction:
     """Predict the speed of data-parallel processes; `measured` has the rates of a device that no table knows."""
-    work = Work(model.shape, model.length, model.batch, precision)
+    # Not compiled, and deterministic: the defaults of ParallelOptions, which trial.py keeps.
+    work = Work(model.shape, model.length, model.batch, precision, deterministic=True)
     mesh = Mesh(1, 1, processes, model.micro_batch)
     row = _row(view)
     if row is not None:
