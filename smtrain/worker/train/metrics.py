@@ -25,6 +25,7 @@ from smtrain.core.tracking.buffer import Buffered, open_trackers
 from smtrain.core.tracking.settings import VARIABLE, Tracked, TrackedStep, id_of, parameters, parse
 from smtrain.worker.engine.base import StepResult
 from smtrain.worker.train.entry import log_line
+from smtrain.worker.train.probe import multiplied
 from smtrain.worker.train.validation import ValidationResult
 
 LIVE = 10
@@ -37,7 +38,7 @@ def peak_flops(instance_type: str) -> float | None:
     """Dense matrix-multiply peak of one training process, in operations a second; None for a CPU.
 
     Neuron cores and the instance type's own GPUs are in core/facts/instances.toml. For any other device there is no
-    number to cite, so we time a square matrix multiplication, and MFU is relative to that.
+    number to cite, so we measure large products as doctor and `plan --probe` do, and MFU is relative to that.
     """
     row = instance(instance_type)
     neuron = torch.accelerator.is_available() and "neuron" in str(torch.accelerator.current_accelerator())
@@ -48,12 +49,11 @@ def peak_flops(instance_type: str) -> float | None:
         return float(row["core_tflops"]) * 1e12 * share
     if not torch.accelerator.is_available():
         return None
-    n, best = 4096, 0.0
-    a = torch.randn(n, n, device=torch.accelerator.current_accelerator(), dtype=torch.bfloat16)
-    for _ in range(8):
-        began = time.perf_counter()
-        (a @ a).sum().item()
-        best = max(best, 2 * n**3 / (time.perf_counter() - began))
+    device = torch.accelerator.current_accelerator()
+    assert device is not None
+    best = multiplied(device, "bf16", torch.accelerator.synchronize)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # or the matrices' memory stays cut into blocks that no step needs
     return best
 
 
