@@ -26,19 +26,14 @@ class GivenUpError(Exception):
     """The checksum is no longer needed."""
 
 
-def sums_of(
-    path: Path, *kinds: str, from_disk: bool = False, given_up: Callable[[], bool] = lambda: False
-) -> dict[str, Any]:
+def sums_of(path: Path, *kinds: str, given_up: Callable[[], bool] = lambda: False) -> dict[str, Any]:
     """Checksums of a file, read once: `sha256` in hex, `crc32`.
 
-    With `from_disk`, flushed pages are dropped from memory and read from the disk. Raises OSError as the disk does, and
-    `GivenUpError` soon after `given_up()`.
+    Raises OSError as the disk does, and `GivenUpError` soon after `given_up()`.
     """
     digest, crc, buffer = hashlib.sha256(), 0, bytearray(_BLOCK)
     view = memoryview(buffer)
     with open(path, "rb", buffering=0) as file:
-        if from_disk and hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         while n := file.readinto(view):
             if given_up():
                 raise GivenUpError

@@ -23,7 +23,8 @@ from smtrain.worker.checkpoint import manifest as manifests
 from smtrain.worker.checkpoint.manifest import Manifest
 from smtrain.worker.checkpoint.native.files import write_safetensors
 from smtrain.worker.checkpoint.native.reader import StateReader
-from smtrain.worker.checkpoint.verifying import sums_of
+from smtrain.worker.checkpoint.native.stream import LostBytesError
+from smtrain.worker.engine.host_copies import HostCopies
 
 
 class Ranks(Protocol):
@@ -65,10 +66,10 @@ class _Writing(threading.Thread):
         try:
             while self._tensors:
                 name, tensors = self._tensors.popitem()
-                self.files[f"{self._root}{name}"] = write_safetensors(self._path / self._root / name, tensors)
-            for name, about in self.files.items() if self._read_back else ():
-                if sums_of(self._path / name, "crc32", from_disk=True)["crc32"] != about["crc32"]:
-                    self.fault = f"{name} is not on the disk as it was written; check the disk ({self._path})"
+                path = self._path / self._root / name
+                self.files[f"{self._root}{name}"] = write_safetensors(path, tensors, self._read_back)
+        except LostBytesError:
+            self.fault = f"{self._root}{name} is not on the disk as it was written; check the disk ({self._path})"
         except OSError as error:
             self.fault = f"{error.strerror or error}; check the disk ({self._path}), or raise compute.volume_gb"
         except Exception as error:
@@ -78,8 +79,10 @@ class _Writing(threading.Thread):
 class Saver:
     """The saves of one engine, one at a time; `allowed` is `Engine.allowed`."""
 
-    def __init__(self, ranks: Ranks, contents: SavedContents, allowed: Callable[[], None]) -> None:
+    def __init__(self, ranks: Ranks, contents: SavedContents, allowed: Callable[[], None], device: str = "cpu") -> None:
+        """`device` is the kind of device that has the tensors."""
         self._ranks, self._contents, self._allowed = ranks, contents, allowed
+        self._copies = HostCopies(device)
         self._begun: tuple[_Writing, Path, Manifest] | None = None
 
     def begin(self, folder: Path, step: int, state: dict[str, Any], copy: bool = True, read_back: bool = False) -> None:
@@ -95,10 +98,14 @@ class Saver:
             f"checkpoint {path.name} was not begun",
         )
         root = self._root_for(path)
-        tensors = {
-            file: {name: tensor.detach().to("cpu", copy=copy) for name, tensor in named.items()}
-            for file, named in self._contents.files().items()
-        }
+        files = self._contents.files()
+        tensors = (
+            self._copies.of(files)
+            if copy
+            else {
+                file: {name: tensor.detach().cpu() for name, tensor in named.items()} for file, named in files.items()
+            }
+        )
         writing = _Writing(path, root, tensors, read_back)
         self._begun = writing, path, self._contents.manifest(step, state, root)
         writing.start()

@@ -22,10 +22,10 @@ from smtrain.core.protocol.container import Container
 from smtrain.stages import keys_of
 from smtrain.worker.checkpoint.convert import convert
 from smtrain.worker.checkpoint.manifest import NAME, Manifest
+from smtrain.worker.checkpoint.native import stream
 from smtrain.worker.checkpoint.targets import HuggingFace, Native, Nxd, Target
 from smtrain.worker.data.prepare.prepare import prepare
 from smtrain.worker.data.prepare.prepare_options import PrepareOptions
-from smtrain.worker.engine import saving
 from smtrain.worker.train.data_position import promise
 from smtrain.worker.train.start import start
 
@@ -444,14 +444,11 @@ def test_told_to_stop_it_saves_first_and_proves_the_save_only_if_there_is_time(
 def test_what_did_not_reach_the_disk_as_written_is_no_checkpoint_and_nothing_is_pruned_for_it(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = vars(saving)["write_safetensors"]
+    def lossy(file: int) -> None:
+        os.fsync(file)
+        flip(Path(os.readlink(f"/proc/self/fd/{file}")))
 
-    def lossy(path: Path, tensors: Any) -> Any:
-        about = real(path, tensors)
-        flip(path)
-        return about
-
-    monkeypatch.setattr(saving, "write_safetensors", lossy)
+    monkeypatch.setattr(stream, "_flush", lossy)
     with pytest.raises(SmtrainError, match=r"was not written.*safetensors is not on the disk as it was written"):
         run.attempt({"steps": 8}, checkpoint={"keep": 1})
     monkeypatch.undo()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,17 +12,14 @@ import numpy as np
 from smtrain.core.files import sync_folder
 from smtrain.core.model.layout import uneven
 from smtrain.worker.checkpoint import dtypes
-from smtrain.worker.checkpoint.checksum import crc32
 from smtrain.worker.checkpoint.dtypes import Bits
 from smtrain.worker.checkpoint.huggingface import safetensors
 from smtrain.worker.checkpoint.manifest import Manifest
+from smtrain.worker.checkpoint.native.stream import BLOCK, LostBytesError, StreamedFile
 from smtrain.worker.checkpoint.tensor_files import Tensor
 
 if TYPE_CHECKING:
     import torch
-
-_BLOCK = 64 << 20  # bytes hashed and written at a time
-
 
 EXPERTS = "experts."
 """The beginning of names of optimizer state of experts, if they are divided over other ranks than the rest."""
@@ -89,42 +85,40 @@ def read_whole(
     return {own} & read_by(manifest, mesh, rank, cuts, ep)
 
 
-def write_safetensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """`write_stream` of tensors on the CPU."""
+def write_safetensors(path: Path, tensors: Mapping[str, torch.Tensor], read_back: bool = False) -> dict[str, Any]:
+    """`write_stream` of tensors on the CPU, which must not change meanwhile."""
     bits = {name: dtypes.bits_of(tensor) for name, tensor in tensors.items()}
-    return write_stream(path, {n: Tensor(d, b.shape) for n, (d, b) in bits.items()}, lambda name: [bits[name][1]])
+    described = {name: Tensor(dtype, values.shape) for name, (dtype, values) in bits.items()}
+    return write_stream(path, described, lambda name: [bits[name][1]], read_back, in_memory=True)
 
 
-def write_stream(path: Path, tensors: Mapping[Any, Tensor], pieces: Callable[[Any], Iterable[Bits]]) -> dict[str, Any]:
+def write_stream(
+    path: Path, tensors: Mapping[Any, Tensor], pieces: Callable[[Any], Iterable[Bits]], read_back: bool = False,
+    in_memory: bool = False,
+) -> dict[str, Any]:  # fmt: skip
     """Write a safetensors file atomically; returns its size, sha256 and crc32.
 
     Tensors are written one after another in the pieces that `pieces` yields, and hashed on the way, so that nothing is
-    copied or read back. Raises OSError as the disk does.
+    copied. A piece is hashed before the next one is asked for, unless all are `in_memory` anyway. Raises OSError as the
+    disk does, and with `read_back` `LostBytesError` if the disk then has other bytes.
     """
     container = safetensors.container(path.name, dict(tensors))
-    digest, crc = hashlib.sha256(), 0
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.parent / f".{path.name}.part"  # always this name: a killed save of gigabytes is overwritten by the next
     try:
-        with open(part, "wb", buffering=0) as file:
-
-            def put(block: bytes | memoryview) -> None:
-                nonlocal crc
-                digest.update(block)
-                crc = crc32(block, crc)
-                while block:
-                    block = block[file.write(block) :]
-
-            put(container.fixed[0][1])
+        with StreamedFile(part, read_back) as file:
+            file.write(container.fixed[0][1])
             for name in sorted(container.offsets, key=container.offsets.__getitem__):
                 for piece in pieces(name):
                     data = np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data
-                    for start in range(0, len(data), _BLOCK):
-                        put(data[start : start + _BLOCK])
-            os.fsync(file.fileno())
+                    for start in range(0, len(data), BLOCK):
+                        file.write(data[start : start + BLOCK])
+                    if not in_memory:
+                        file.wait()
+            about = file.finish()
         os.replace(part, path)
-    except OSError:
+    except (OSError, LostBytesError):
         part.unlink(missing_ok=True)  # a partial file would keep a full disk full
         raise
     sync_folder(path.parent)
-    return {"size": container.end, "sha256": digest.hexdigest(), "crc32": crc}
+    return about

@@ -88,7 +88,7 @@ class NativeEngine:
         self._to_compile = options.compile
         self._numbers: Numbers | None = None
         self._wide = torch.float64 if self.device.type in ("cpu", "cuda") else torch.float32
-        self._saver = Saver(self.mesh, persist.StageContents(self), lambda: self.allowed())
+        self._saver = Saver(self.mesh, persist.StageContents(self), lambda: self.allowed(), self.device.type)
 
     def step(
         self, input_ids: torch.Tensor, labels: torch.Tensor, lr: float, segments: torch.Tensor | None = None,

@@ -1,0 +1,43 @@
+"""Copies of tensors for a save: the same bits, in memory that stays between saves on CUDA."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from smtrain.worker.engine.host_copies import HostCopies
+
+
+def tensors(seed: int, rows: int = 3) -> dict[str, dict[str, torch.Tensor]]:
+    made = torch.Generator().manual_seed(seed)
+    weight = torch.randn(rows, 5, generator=made)
+    turned = torch.randn(4, rows, generator=made).t().bfloat16()
+    optimizer = {"step": torch.tensor(seed), "nothing": weight[:0]}
+    return {"model": {"w": torch.nn.Parameter(weight), "t": turned}, "optim": optimizer}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_copies_have_the_same_bits_and_are_apart_from_the_tensors(device: str) -> None:
+    copies = HostCopies(device)
+    for seed in (1, 2):
+        files = tensors(seed)
+        made = copies.of(files)
+        with torch.no_grad():
+            files["model"]["w"].zero_()
+        wanted = tensors(seed)
+        assert {file: named.keys() for file, named in made.items()} == {f: named.keys() for f, named in wanted.items()}
+        for file, named in wanted.items():
+            for name, tensor in named.items():
+                copy = made[file][name]
+                assert copy.dtype == tensor.dtype
+                assert torch.equal(copy, tensor)
+                assert not copy.requires_grad
+
+
+def test_memory_stays_between_saves_of_the_same_size_only() -> None:
+    copies = HostCopies("cuda")
+    first = copies.of(tensors(1))["model"]["w"].data_ptr()
+    assert copies.of(tensors(2))["model"]["w"].data_ptr() == first
+    larger = copies.of(tensors(3, rows=3000))
+    assert copies._memory.nbytes == 60160 + 24064 + 256
+    assert torch.equal(larger["model"]["w"], tensors(3, rows=3000)["model"]["w"])
