@@ -132,7 +132,9 @@ def _tasks(trained: Trials, folder: str, seconds: float, meshes: tuple[tuple[int
     if kind != "cpu":
         yield replace(on_device, parts=("fp32",), killed=True)
     half = ("bf16", "fp16") if kind == "cuda" else ("bf16",)
-    yield replace(on_device, parts=("resume", "export", "speed", "plain_speed", *half, "compile"), killed=False)
+    pairs = ("settings",) if kind == "cuda" else ()  # CPUs are deterministic anyway, and compile for minutes
+    parts = ("resume", "export", "speed", "plain_speed", *pairs, *half, "compile")
+    yield replace(on_device, parts=parts, killed=False)
     if count > 1:
         together = replace(on_device, group=ALL, checkpoints=ALL, processes=count, meshes=meshes, large=trained.on_all)
         yield replace(together, parts=("fp32",), killed=True)

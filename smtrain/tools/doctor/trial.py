@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import sys
@@ -10,33 +9,25 @@ import threading
 import time
 import traceback
 import zlib
-from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from smtrain.core.model.families import ModelShape
 from smtrain.core.model.footprint import Precision
-from smtrain.core.model.transformers_build import transformers_config
+from smtrain.tools.doctor import clocks
+from smtrain.tools.doctor.plain_loop import ADAMW, LR, SEED, DrawnWeights, PlainLoop
 from smtrain.tools.doctor.task import SAVED, STEPS, SizedModel, Task
 from smtrain.worker.checkpoint.convert import convert
-from smtrain.worker.checkpoint.dtypes import BY_PRECISION
 from smtrain.worker.checkpoint.targets import HuggingFace
-from smtrain.worker.engine.base import OptimizerOptions, ParallelOptions, StepResult
+from smtrain.worker.engine.base import ParallelOptions, StepResult
 from smtrain.worker.engine.initial import RandomWeights
 from smtrain.worker.engine.native import NativeEngine, init_distributed
 from smtrain.worker.train import probe
 from smtrain.worker.train.operators import HeldBytes, Operators, fallbacks
 
-SEED = 20
-LR = 1e-3
-_ADAMW = OptimizerOptions()
 _STRIDE = 7  # each token of the text follows from the one before it, so that there is something to learn
-_WARM, _LEAST = 2, 4  # steps before a measurement, and one more than in it
 _THREADS = 4  # of a process that trains the small model: more would only wait for each other
 
 
@@ -72,7 +63,7 @@ class TrialProcess:
     def transformers(self) -> dict[str, Any]:
         """The same steps by transformers' model and torch's AdamW."""
         model = self.task.small
-        loop = _PlainLoop(model, "fp32", self.device)
+        loop = PlainLoop(model, "fp32", self.device, RandomWeights(model.config, model.shape, SEED))
         return {"steps": [{**loop.step(*_text(model, k, model.batch)), "updates": k} for k in range(STEPS)]}
 
     def compile(self) -> dict[str, Any]:
@@ -107,21 +98,21 @@ class TrialProcess:
         task, model = self.task, self.task.large
         torch.set_num_threads(self._threads)
         number: probe.Number = "fp32" if task.precision == "fp32" else "bf16"
-        multiplied = probe.multiplied(self.device, number, _wait, min(1.0, task.seconds))
-        moved = probe.moved(self.device, task.processes, _wait) if task.processes > 1 else None
+        multiplied = probe.multiplied(self.device, number, clocks.wait, min(1.0, task.seconds))
+        moved = probe.moved(self.device, task.processes, clocks.wait) if task.processes > 1 else None
         count = model.batch // task.processes
-        held, base = HeldBytes(self.device.type), _allocated(self.device)
+        held, base = HeldBytes(self.device.type), clocks.allocated_bytes(self.device)
         with held:
-            engine = self._engine(model, task.precision, (1, task.processes))
-            first = _seconds(lambda: engine.step(*self._part(engine, model, 0), LR))
+            engine = self._engine(model, task.precision, (1, task.processes), weights=DrawnWeights(model, self.device))
+            first = clocks.seconds_of(lambda: engine.step(*self._part(engine, model, 0), LR))
             held.top = held.now
-            _reset_peak(self.device)
+            clocks.reset_peak(self.device)
             engine.step(*self._part(engine, model, 1), LR)
-        allocated = _peak(self.device, base)
+        allocated = clocks.peak_bytes(self.device, base)
         texts = [self._part(engine, model, k) for k in range(4)]
-        for ids, labels in texts[:_WARM]:
+        for ids, labels in texts[: clocks.WARM]:
             engine.step(ids, labels, LR)
-        rate, times = _rate(lambda k: engine.begin_step(*texts[k % 4], LR), engine, task.seconds)
+        rate, times = clocks.step_rate(lambda k: engine.begin_step(*texts[k % 4], LR), engine, task.seconds)
         return {
             "tokens_per_s": rate * model.batch * model.length, "steps": times, "first_step_s": first,
             "peak_bytes": max(self._gathered(engine, allocated if allocated is not None else held.top)),
@@ -131,29 +122,59 @@ class TrialProcess:
         }  # fmt: skip
 
     def plain_speed(self) -> dict[str, Any]:
-        """Speed and peak memory of transformers' model with torch's AdamW, on the same batches."""
+        """Speed and peak memory of transformers' model with torch's AdamW, on the same batches.
+
+        Its weights are fp32 and its products bf16 by autocast, as most such loops do, on a GPU.
+        """
         task, model = self.task, self.task.large
         torch.set_num_threads(self._threads)
-        held, base = HeldBytes(self.device.type), _allocated(self.device)
+        held, base = HeldBytes(self.device.type), clocks.allocated_bytes(self.device)
         texts = [_text(model, k, model.batch) for k in range(4)]
         with held:
-            loop = _PlainLoop(model, task.precision, self.device)
+            loop = PlainLoop(model, task.precision, self.device, None)
             loop.step(*texts[0])
             held.top = held.now
-            _reset_peak(self.device)
+            clocks.reset_peak(self.device)
             loop.step(*texts[1])
-        allocated = _peak(self.device, base)
-        for text in texts[:_WARM]:
+        allocated = clocks.peak_bytes(self.device, base)
+        for text in texts[: clocks.WARM]:
             loop.step(*text)
         ends = [time.perf_counter()]
-        while len(ends) < _LEAST or ends[-1] - ends[0] < task.seconds:
+        while len(ends) < clocks.LEAST_STEPS or ends[-1] - ends[0] < task.seconds:
             loop.step(*texts[len(ends) % 4])
             ends.append(time.perf_counter())
-        rate, times = 1 / _middle(ends), len(ends) - 1
+        rate, times = 1 / clocks.middle_step(ends), len(ends) - 1
         peak = held.top if allocated is None else allocated
         return {"tokens_per_s": rate * model.batch * model.length, "steps": times, "peak_bytes": peak}
 
+    def settings(self) -> dict[str, Any]:
+        """Speed of the large model under each pair of `train.compile` and `train.deterministic`."""
+        from smtrain.worker.engine.native.layers import compiler_fault
+
+        fault = compiler_fault(self.device.type)
+        torch.set_num_threads(self._threads)
+        rows = []
+        for compiled in (False, True)[: 1 if fault else 2]:
+            for deterministic in (True, False):
+                rows.append(self._under(compiled, deterministic))
+                clocks.free_memory(self.task.device)
+        return {"rows": rows, "uncompiled": fault}
+
     # Their pieces
+
+    def _under(self, compiled: bool, deterministic: bool) -> dict[str, Any]:
+        """The speed of the large model under two settings."""
+        model, weights = self.task.large, DrawnWeights(self.task.large, self.device)
+        engine = self._engine(model, self.task.precision, (1, 1), compiled, deterministic, weights)
+        texts = [self._part(engine, model, k) for k in range(4)]
+        first = clocks.seconds_of(lambda: engine.step(*texts[0], LR))
+        for ids, labels in texts[: clocks.WARM]:
+            engine.step(ids, labels, LR)
+        rate, _ = clocks.step_rate(lambda k: engine.begin_step(*texts[k % 4], LR), engine, self.task.seconds / 2)
+        return {
+            "compile": compiled, "deterministic": deterministic, "first_step_s": first,
+            "tokens_per_s": rate * model.batch * model.length,
+        }  # fmt: skip
 
     def train_until_killed(self) -> None:
         """Take steps for a minute at most; a process that starts with the saved checkpoint kills this one before."""
@@ -162,12 +183,17 @@ class TrialProcess:
         while time.monotonic() - began < 60:
             self._steps(engine, 0, 2)
 
-    def _engine(self, model: SizedModel, precision: str, mesh: tuple[int, int], compiled: bool = False) -> NativeEngine:
+    def _engine(
+        self, model: SizedModel, precision: str, mesh: tuple[int, int], compiled: bool = False,
+        deterministic: bool = True, weights: RandomWeights | None = None,
+    ) -> NativeEngine:  # fmt: skip
         tp, dp = mesh
         micro = model.micro_batch if model.batch // dp % model.micro_batch == 0 else 1
         kind: Precision = precision  # type: ignore[assignment]
-        options = ParallelOptions(tp=tp, dp=dp, micro_batch_size=micro, precision=kind, compile=compiled)
-        return NativeEngine(model.config, options, _ADAMW, None, SEED)
+        options = ParallelOptions(
+            tp=tp, dp=dp, micro_batch_size=micro, precision=kind, compile=compiled, deterministic=deterministic
+        )
+        return NativeEngine(model.config, options, ADAMW, weights, SEED)
 
     def _trained(self, mesh: tuple[int, int], saves: bool) -> dict[str, Any]:
         engine = self._engine(self.task.small, "fp32", mesh)
@@ -216,43 +242,6 @@ class TrialProcess:
         return engine.mesh.gather(value)
 
 
-class _PlainLoop:
-    """A training loop as most people write it: transformers' model, cross entropy, clipping, torch's AdamW."""
-
-    def __init__(self, model: SizedModel, precision: str, device: torch.device) -> None:
-        from transformers import AutoModelForCausalLM
-
-        self._device = device
-        torch.use_deterministic_algorithms(False)  # as such loops are; the engine switches it on again
-        dtype: torch.dtype = getattr(torch, BY_PRECISION[precision].name)  # type: ignore[index]
-        made: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            transformers_config(model.config), attn_implementation="sdpa", dtype=dtype
-        )
-        shape = ModelShape.from_config(model.config)
-        weights = RandomWeights(model.config, shape, SEED)
-        with torch.no_grad():
-            for name, parameter in made.named_parameters():
-                parameter.copy_(weights.read(shape.file_name(name)))
-        self._model = made.to(device).eval()  # without dropout
-        parameters = list(self._model.parameters())
-        groups = [
-            {"params": [p for p in parameters if (p.dim() > 1) == matrices], "weight_decay": decay}
-            for matrices, decay in ((True, _ADAMW.weight_decay), (False, 0.0))
-        ]
-        fused = device.type in ("cpu", "cuda")
-        self._adamw = torch.optim.AdamW(groups, lr=LR, betas=_ADAMW.betas, eps=_ADAMW.eps, fused=fused)
-
-    def step(self, ids: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
-        ids, labels = ids.to(self._device), labels.to(self._device)
-        logits = self._model(ids).logits
-        loss = F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
-        loss.backward()  # type: ignore[no-untyped-call]
-        norm = torch.nn.utils.clip_grad_norm_(self._model.parameters(), _ADAMW.grad_clip)
-        self._adamw.step()
-        self._adamw.zero_grad()
-        return {"loss": float(loss), "grad_norm": float(norm)}
-
-
 def _text(model: SizedModel, k: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Ids and labels of batch k."""
     vocabulary = ModelShape.from_config(model.config).vocab
@@ -269,72 +258,6 @@ def _weights(engine: NativeEngine) -> list[int]:
     """Checksums of every process's part of the weights."""
     part = engine.optimizer.master.detach().cpu().contiguous()
     return engine.mesh.gather(zlib.crc32(part.view(torch.uint8).numpy().tobytes()))
-
-
-def _rate(begin: Callable[[int], Callable[[], StepResult]], engine: NativeEngine, seconds: float) -> tuple[float, int]:
-    """(steps a second, steps). As in training, a step begins before the last one's numbers are read."""
-    began, waiting = time.perf_counter(), list[Callable[[], StepResult]]()
-    ends = [began]
-    while len(ends) < _LEAST or not engine.any(ends[-1] - began > seconds):  # all processes take as many steps
-        waiting.append(begin(len(ends) - 1))
-        if len(waiting) > engine.steps_ahead:
-            waiting.pop(0)()
-        ends.append(time.perf_counter())
-    for numbers in waiting:
-        numbers()
-    return 1 / _middle(ends), len(ends) - 1
-
-
-def _middle(ends: list[float]) -> float:
-    """The median time of a step, which other programs on the machine change little."""
-    return median(after - before for before, after in pairwise(ends))
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
-
-
-def _wait() -> None:
-    if torch.accelerator.is_available():
-        torch.accelerator.synchronize()
-
-
-def _reset_peak(device: torch.device) -> None:
-    if device.type != "cpu":
-        try:
-            torch.accelerator.reset_peak_memory_stats(device)
-        except (AttributeError, RuntimeError, NotImplementedError):
-            pass  # a device without statistics: tensors are counted
-
-
-def _allocated(device: torch.device) -> int | None:
-    """Bytes of the device's allocator that earlier parts left; None if it has no statistics."""
-    if device.type == "cpu":
-        return None
-    try:
-        return int(torch.accelerator.memory_allocated(device))
-    except (AttributeError, RuntimeError, NotImplementedError):
-        return None
-
-
-def _peak(device: torch.device, base: int | None) -> int | None:
-    """Peak bytes of the device's allocator above `base`; None if it has no statistics."""
-    if base is None:
-        return None
-    torch.accelerator.synchronize(device)
-    return int(torch.accelerator.max_memory_allocated(device)) - base or None
-
-
-def _forget(device: str) -> None:
-    """Free the memory of the part before: its engine has cycles."""
-    gc.collect()
-    if device != "cpu":
-        try:
-            torch.accelerator.empty_cache()
-        except (AttributeError, RuntimeError, NotImplementedError):
-            pass
 
 
 def _end_with(watched: int) -> None:
@@ -367,7 +290,7 @@ def main() -> None:
 
     trial = None
     for part in task.parts:
-        _forget(task.device)
+        clocks.free_memory(task.device)
         tell(part, "begun")
         began = time.perf_counter()
         try:

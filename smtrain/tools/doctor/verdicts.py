@@ -28,6 +28,7 @@ _AGAIN = "run it again with more --minutes: what the device's compiler has made 
 _OPTIONAL = {
     "compile": "leave train.compile false, as it is by default",
     "plain_speed": "nothing: only the comparison is missing",
+    "settings": "nothing: only the speed of other settings is unknown",
 }  # fmt: skip
 """Parts whose failure prevents no training, with the remedy."""
 _SAID = {"failed": "failed", "ended": "ended early", "hung": "hung"}
@@ -40,7 +41,7 @@ _NAMES = {
 def findings(trained: Trials, view: TorchView) -> list[Finding]:
     """All findings, in the order of the parts; a part without a result has its reason."""
     return [*_undone(trained), *_parity(trained), *_resumed(trained), *_half(trained), *_compiled(trained),
-            *_exported(trained), *_speed(trained, view), *_operators(trained)]  # fmt: skip
+            *_exported(trained), *_speed(trained, view), *_settings(trained), *_operators(trained)]  # fmt: skip
 
 
 def _undone(trained: Trials) -> Iterator[Finding]:
@@ -212,6 +213,26 @@ def _speed(trained: Trials, view: TorchView) -> Iterator[Finding]:
             yield Finding("throughput", "ok", text)
         yield _planned(place, done["tokens_per_s"], said)
         yield _memory(trained, done, group, place)
+
+
+def _settings(trained: Trials) -> Iterator[Finding]:
+    """Name the fastest pair of `compile` and `deterministic`, and its gain over uncompiled, deterministic steps."""
+    done = trained.done(trained.first, "settings")
+    if done is None:
+        return
+    first, *_ = done["rows"]
+    best = max(done["rows"], key=lambda row: float(row["tokens_per_s"]))
+    names = f"train.compile: {str(best['compile']).lower()}, train.deterministic: {str(best['deterministic']).lower()}"
+    gain = best["tokens_per_s"] / first["tokens_per_s"]
+    text = (
+        f"the fastest is {names}: {best['tokens_per_s']:,.0f} tokens/s, {gain:.2f} times the "
+        f"{first['tokens_per_s']:,.0f} of uncompiled and deterministic steps"
+    )
+    if best["compile"]:
+        text += f"; its first step takes {best['first_step_s']:.0f} s"
+    if done["uncompiled"]:
+        text += f"; nothing was compiled: {done['uncompiled']}"
+    yield Finding("settings", "ok", text)
 
 
 def _planned(place: str, rate: float, said: Prediction) -> Finding:

@@ -313,6 +313,30 @@ def test_speed_memory_and_operators_are_warnings() -> None:
     assert levels["checkpoint"] == "fault"
 
 
+def test_the_fastest_setting_is_named_with_its_gain() -> None:
+    pairs = [(False, True, 44_783.0), (False, False, 47_956.0), (True, True, 53_466.0), (True, False, 58_517.0)]
+    rows = [
+        {"compile": compiled, "deterministic": same, "tokens_per_s": rate, "first_step_s": 9.0}
+        for compiled, same, rate in pairs
+    ]
+    small = SizedModel(ladder()[0], 4, 128, 2)
+
+    def said(rows: list[dict[str, Any]], fault: str | None) -> str:
+        found = Trials("cuda", 1, small, small, "bf16", [], [])
+        found.outcomes.append(Outcome(ONE, "settings", "cuda", 1, "done", result={"rows": rows, "uncompiled": fault}))
+        (finding,) = verdicts.findings(found, TorchView())
+        assert (finding.check, finding.level) == ("settings", "ok")
+        return finding.text
+
+    assert said(rows, None) == (
+        "the fastest is train.compile: true, train.deterministic: false: 58,517 tokens/s, 1.31 times the 44,783 of "
+        "uncompiled and deterministic steps; its first step takes 9 s"
+    )
+    assert said(rows[:2], "no gcc").endswith("uncompiled and deterministic steps; nothing was compiled: no gcc")
+    failed = Trials("cuda", 1, small, small, "bf16", [], [Outcome(ONE, "settings", "cuda", 1, "failed", reason="x")])
+    assert [one.level for one in verdicts.findings(failed, TorchView())] == ["warning"]
+
+
 # Sizes
 
 

@@ -33,7 +33,7 @@ def importers(module: str) -> dict[str, str]:
     return loaded
 
 
-def test_the_start_of_a_training_imports_neither_a_compiler_nor_transformers() -> None:
+def test_the_start_of_a_training_imports_no_compiler_and_no_transformers() -> None:
     loaded = importers("smtrain.worker.train.start")
     assert "torch" in loaded
     assert not (NEVER | {"torch._dynamo", "torch._inductor", "transformers", "scipy", "accelerate"}) & loaded.keys()
