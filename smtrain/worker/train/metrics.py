@@ -108,12 +108,13 @@ class MetricsLog:
         these, without the time of the validation. `waited` is the total time that the run had waited for data when the
         step began, in seconds. A skipped step has `skipped` instead of its norm, which is not finite.
         """
-        ready = time.perf_counter() if result.ready is None else result.ready
+        judged = validated.seconds if validated else 0.0
+        ready = time.perf_counter() - judged if result.ready is None else result.ready
         worked = ready - self._since
         rate = self._seq_len * (samples.stop - self._samples) / worked
         data_wait = (waited - self._waited) / worked
         # The validation came after these numbers, so the next record's time would have it.
-        self._since = ready + (validated.seconds if validated else 0.0)
+        self._since = ready + judged
         self._samples, self._waited = samples.stop, waited
         scaling = result.scaling
         numbers = {} if scaling is None else {"loss_scale": scaling.scale}
