@@ -26,7 +26,7 @@ MEMORY = 0.15
 _REPORT = "send this report, with --json, to the maintainers"
 _AGAIN = "run it again with more --minutes: what the device's compiler has made is kept"
 _OPTIONAL = {
-    "compile": "leave train.compile false, as it is by default",
+    "compile": "set train.compile: false",
     "plain_speed": "nothing: only the comparison is missing",
     "settings": "nothing: only the speed of other settings is unknown",
 }  # fmt: skip
@@ -155,7 +155,7 @@ def _compiled(trained: Trials) -> Iterator[Finding]:
     if difference <= LOSS:
         yield Finding("compile", "ok", text)
     else:
-        yield Finding("compile", "fault", f"{text}; allowed is {LOSS:.0e}", f"leave train.compile false; {_REPORT}")
+        yield Finding("compile", "fault", f"{text}; allowed is {LOSS:.0e}", f"set train.compile: false; {_REPORT}")
 
 
 def _exported(trained: Trials) -> Iterator[Finding]:
