@@ -24,7 +24,7 @@ from smtrain.client.planner.machines import (
     trained_numbers,
 )
 from smtrain.core.model.families import DeltaSizes, ModelShape, Role
-from smtrain.core.model.footprint import QUERIES, SINK_QUERIES
+from smtrain.core.model.footprint import QUERIES, SINK_QUERIES, loss_rows
 from smtrain.core.model.lora import A, AdapterShape, Lora
 
 # Outside of tensors: the runtime, buffers of collectives, loaded graphs. An assumption, not yet measured on a device.
@@ -358,14 +358,41 @@ def _moments(work: Work, machine: Machine, mesh: Mesh, stage: int, numbers: int)
     if last:
         normed = part * (w if shape.plain else _norm_bytes(work))
         ends = 4.0 * part if work.lora else tokens * shape.hidden * w + normed
-        rows = tokens * held.vocab
-        # One rank: log-probabilities, their gradient and that of the logits, all fp32. A vocabulary that is divided:
-        # logits and one fp32 copy, updated in place.
-        logits = 12.0 * rows if mesh.tp == 1 else (4.0 + w) * rows
-        logits += w * rows if shape.capped else 0.0
-        moments.append((kept + ends, logits, 0.0))
-        moments.append((kept + ends, w * rows, (0 if work.lora else w * held.head) + w * whole))
+        if work.gathers_again:
+            rows = tokens * held.vocab
+            # Engine nxd. One rank: log-probabilities, their gradient and that of the logits, all fp32. A vocabulary
+            # that is divided: logits and one fp32 copy, updated in place.
+            logits = 12.0 * rows if mesh.tp == 1 else (4.0 + w) * rows
+            logits += w * rows if shape.capped else 0.0
+            moments.append((kept + ends, logits, 0.0))
+            moments.append((kept + ends, w * rows, (0 if work.lora else w * held.head) + w * whole))
+        else:
+            moments += _loss_moments(work, machine, mesh, tokens, kept + ends)
     return moments
+
+
+def _loss_moments(
+    work: Work, machine: Machine, mesh: Mesh, tokens: int, kept: float
+) -> Iterator[tuple[float, float, float]]:
+    """The same at moments of the last piece of the loss: its gradient, the two products with it, and the end.
+
+    A product in half precision, its log-probabilities in fp32, and their gradient in half precision; in fp32 the
+    gradient takes the place of the log-probabilities. CPUs convert the product first.
+    """
+    shape, w, held = work.shape, work.width, cut(work.shape, mesh.tp)
+    cuda = machine.accelerated and not machine.neuron
+    rows = min(tokens, loss_rows(tokens, shape.hidden, held.vocab))
+    each = 10.0 if w == 2 and mesh.tp == 1 and not cuda else 8.0
+    if shape.capped:
+        each = max(each, 8.0 + w)
+    before, whole = w * (tokens - rows) * shape.hidden, w * tokens * shape.hidden
+    held_sums = 0.0 if work.lora or not shape.tied or mesh.pp > 1 else held.head * (4.0 if rows < tokens else w)
+    rounded = 0.0 if work.lora or w == 4 or cuda else w * held.head
+    again = whole if work.lora else 0.0  # no weight keeps the hidden states
+    yield kept + again, each * rows * held.vocab, before + (held_sums if rows < tokens else 0.0)
+    yield kept + again, w * rows * held.vocab, whole + held_sums + rounded
+    if rows < tokens:
+        yield kept + again, 0.0, 2 * whole + held_sums
 
 
 def _expert_moments(work: Work, mesh: Mesh, tokens: float) -> Iterator[tuple[float, float]]:

@@ -52,6 +52,21 @@ QUERIES = {"cpu": 512, "neuron": 256, "cuda": 1024}
 of 4 bytes, or 2 in half precision, per key."""
 SINK_QUERIES = 1024
 """Queries whose scores attention with sinks keeps at a time; those of longer rows are computed again."""
+LOSS_ROWS = 1024
+"""The fewest rows of a piece of the loss. The product for the weight's gradient takes 2 operations a row and weight; it
+adds to fp32 numbers, 8 bytes to move. On an H100 (790 TFLOP/s, 3.35 TB/s) the former takes longer from 940 rows on."""
+
+
+def loss_rows(tokens: int, hidden: int, columns: int) -> int:
+    """Rows of a piece of the loss of so many tokens, whose logits have `columns` on a rank.
+
+    The rule of Liger and of torch.nn.LinearCrossEntropyOptions: logits of a piece take about the memory of all hidden
+    states, rounded up to a power of two. `LOSS_ROWS` bounds it from below, because each piece moves the whole weight.
+    """
+    share = -(-tokens // -(-columns // hidden))
+    return max(LOSS_ROWS, 1 << (share - 1).bit_length())
+
+
 Precision = Literal["bf16", "fp32", "fp16"]
 """Format of weights, activations and their gradients. bf16 and fp16 are half precision, with fp32 master weights."""
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)

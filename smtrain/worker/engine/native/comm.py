@@ -10,11 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from smtrain.core.errors import ConfigError
-from smtrain.core.model.footprint import IGNORED
 from smtrain.worker.engine.base import ParallelOptions
 from smtrain.worker.engine.parts import part
 from smtrain.worker.engine.saving import local_rank, raise_any
@@ -309,65 +307,11 @@ sum_both_ways = with_gradient(_sum, _sum)
 scatter_sequence = with_gradient(lambda x, g: reduce_scatter(x, g, SEQ), lambda x, g: all_gather(x, g, SEQ))
 
 
-class _VocabCrossEntropy(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, logits: torch.Tensor, labels: torch.Tensor, start: int, valid: int, group: dist.ProcessGroup
-    ) -> torch.Tensor:
-        x = logits.float() if logits.dtype != torch.float32 else logits.clone()
-        if valid < x.shape[1]:  # not a write into a slice, for which Neuron has no kernel
-            padding = torch.arange(x.shape[1], device="cpu") >= valid
-            x.masked_fill_(to_device(padding, x.device), float("-inf"))
-        top = x.amax(-1)
-        with part("tensor parallel"):
-            dist.all_reduce(top, op=dist.ReduceOp.MAX, group=group)
-        x.sub_(top[:, None])
-        local = labels - start
-        here = (local >= 0) & (local < valid)
-        index = local.clamp(0, max(valid - 1, 0))
-        target = torch.where(here, x.gather(1, index[:, None]).squeeze(1), 0.0)
-        x.exp_()
-        both = torch.stack([x.sum(-1), target])
-        with part("tensor parallel"):
-            dist.all_reduce(both, group=group)
-        total, target = both
-        kept = labels != IGNORED
-        ctx.save_for_backward(x.div_(total[:, None]), index, here, kept)
-        ctx.dtype = logits.dtype
-        return torch.where(kept, total.log() - target, 0.0)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
-        probability, index, here, kept = ctx.saved_tensors
-        probability.scatter_add_(1, index[:, None], -here.to(probability.dtype)[:, None])
-        return probability.mul_((grad * kept)[:, None]).to(ctx.dtype), None, None, None, None
-
-
-def cross_entropy_sum(
-    logits: torch.Tensor, labels: torch.Tensor, start: int, valid: int, group: dist.ProcessGroup | None
-) -> torch.Tensor:
-    """Sum the token losses of logits [N, V / tp], whose first column is token `start`; `valid` columns are real.
-
-    `labels` [N] count in the whole vocabulary. The logits are never gathered; `group` None means they are whole.
-    """
-    if group is None:
-        return F.cross_entropy(logits.float(), labels, reduction="sum", ignore_index=IGNORED)
-    return cross_entropy(logits, labels, start, valid, group).sum()
-
-
-def cross_entropy(
-    logits: torch.Tensor, labels: torch.Tensor, start: int, valid: int, group: dist.ProcessGroup | None
-) -> torch.Tensor:
-    """The token losses that `cross_entropy_sum` sums, fp32 [N]; 0 without a label."""
-    if group is None:
-        return F.cross_entropy(logits.float(), labels, reduction="none", ignore_index=IGNORED)
-    apply: Any = _VocabCrossEntropy.apply
-    losses: torch.Tensor = apply(logits, labels, start, valid, group)
-    return losses
-
-
 def likeliest(logits: torch.Tensor, start: int, valid: int, group: dist.ProcessGroup | None) -> torch.Tensor:
-    """The likeliest token of each row, int64 [N], of logits as for `cross_entropy_sum`; of equals the first."""
+    """The likeliest token of each row of logits [N, V / tp], int64 [N]; of equals the first.
+
+    The first column is token `start`; `valid` columns are real. `group` None means the logits are whole.
+    """
     if group is None:
         return logits[:, :valid].argmax(-1)
     never = float("inf")

@@ -274,8 +274,10 @@ class NativeEngine:
     ) -> list[MicroBatch]:  # fmt: skip
         self._check_length(input_ids)
         size = self.options.micro_batch_size
-        own = [to_device(self.mesh.own_tokens(whole), self.device) for whole in (input_ids, labels)]
-        inputs, targets = (torch.split(x, size) for x in own)
+        own = [self.mesh.own_tokens(whole) for whole in (input_ids, labels)]
+        loss = self.stage.loss
+        labelled = [None if loss is None else loss.labelled(few) for few in torch.split(own[1], size)]
+        inputs, targets = (torch.split(to_device(x, self.device), size) for x in own)
         within = [None] * len(inputs) if segments is None else [packed(s) for s in torch.split(segments, size)]
         first = range(self.dp_rank * len(input_ids), (self.dp_rank + 1) * len(input_ids), size)
         places = [(self.optimizer.steps, sample) for sample in first]
@@ -284,7 +286,7 @@ class NativeEngine:
             assert segments is not None
             parts = zip(torch.split(segments, size), torch.split(references, size), strict=True)
             pairs = [PairBatch.of(*both, self.mesh) for both in parts]
-        return [MicroBatch(*parts) for parts in zip(inputs, targets, within, places, pairs, strict=True)]
+        return [MicroBatch(*parts) for parts in zip(inputs, targets, within, places, pairs, labelled, strict=True)]
 
     @property
     def _parts(self) -> int:

@@ -15,7 +15,7 @@ from torch import nn
 
 from smtrain.core.model.layout import FlatTable, Layout
 from smtrain.worker.engine.native.comm import Alike
-from smtrain.worker.engine.native.linears import Sink
+from smtrain.worker.engine.native.linears import Sink, add_product
 
 
 class Writing(Protocol):
@@ -42,7 +42,7 @@ class Gradients:
             parameter = trained.parameters[name]
             view = self.of[name] = self.flat[at : at + size].view_as(parameter)
             if name in self._writing:
-                self._writing[name].sink = self._sink(name, view)
+                self._writing[name].sink = _Sink(self, name, view, parameter.dtype)
                 self._zeroed.append((written, at))
                 written = at + size
             elif trained.leaf(name) is not parameter:
@@ -75,19 +75,39 @@ class Gradients:
         for start, stop in self._zeroed:
             self.flat[start:stop].zero_()
 
-    def _sink(self, name: str, view: torch.Tensor) -> Sink:
-        def add(gradient: Callable[[torch.Tensor | None], torch.Tensor]) -> None:
-            if name in self._written:
-                view.add_(gradient(None))
-            elif self._trained.parameters[name].dtype == view.dtype:
-                gradient(view)
-            else:
-                view.copy_(gradient(None))
-            self._written.add(name)
-            if name in self._then:
-                self._then[name]()
+    def wrote(self, name: str) -> bool:
+        """Note that a module writes to a parameter's view; False if that is its first gradient of the step."""
+        before = name in self._written
+        self._written.add(name)
+        return before
 
-        return add
+    def added(self, name: str) -> None:
+        """Announce that a micro-batch's gradient of a parameter has been added."""
+        if name in self._then:
+            self._then[name]()
+
+
+class _Sink:
+    """Writes the gradients of a parameter to its view, and adds the later ones of a step."""
+
+    def __init__(self, gradients: Gradients, name: str, view: torch.Tensor, dtype: torch.dtype) -> None:
+        """`dtype` is the parameter's."""
+        self._gradients, self._name, self._view, self._dtype = gradients, name, view, dtype
+
+    def __call__(self, gradient: Callable[[torch.Tensor | None], torch.Tensor]) -> None:
+        if self._gradients.wrote(self._name):
+            self._view.add_(gradient(None))
+        elif self._dtype == self._view.dtype:
+            gradient(self._view)
+        else:
+            self._view.copy_(gradient(None))
+        self.added()
+
+    def add_product(self, left: torch.Tensor, right: torch.Tensor) -> None:
+        add_product(self._view, left, right, fresh=not self._gradients.wrote(self._name))
+
+    def added(self) -> None:
+        self._gradients.added(self._name)
 
 
 def _accumulate(parameter: nn.Parameter, view: torch.Tensor) -> None:

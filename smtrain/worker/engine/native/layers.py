@@ -50,7 +50,7 @@ class Layers:
             # One graph for each kind of layer and length: a limit below that leaves the later ones uncompiled.
             torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 2 * len(blocks))
             for i, block in enumerate(blocks):
-                block.forward = _compiled(block.forward, i, device)
+                block.forward = compiled(block.forward, f"layer {i} of this stage", device)
 
     def __call__(self, block: Any, h: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         out = (self._again(block) if self._whole else block)(h, **kwargs)
@@ -69,8 +69,8 @@ class Layers:
         return run
 
 
-def _compiled(forward: Forward, number: int, device: str) -> Forward:
-    """Compile a layer at its first call; if the compiler fails on it, say so once and run it as it is."""
+def compiled(forward: Forward, name: str, device: str) -> Forward:
+    """Compile a function at its first call; if the compiler fails on it, say so once and run it as it is."""
     fast: Forward | None = torch.compile(forward, **COMPILED.get(device, {}))
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -81,7 +81,7 @@ def _compiled(forward: Forward, number: int, device: str) -> Forward:
             except torch._dynamo.exc.TorchDynamoException as error:
                 fast = None
                 reason = textwrap.shorten(str(error).partition("Set TORCHDYNAMO_VERBOSE")[0], 300)
-                log.warning("train.compile: layer %d of this stage runs uncompiled: %s", number, reason)
+                log.warning("train.compile: %s runs uncompiled: %s", name, reason)
         return forward(*args, **kwargs)
 
     return run

@@ -7,7 +7,7 @@ saves that tensor, and for the first micro-batch of a step also the addition and
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -17,8 +17,34 @@ from torch import nn
 from smtrain.worker.engine.native.comm import sum_both_ways
 from smtrain.worker.engine.native.lora import Factors
 
-Sink = Callable[[Callable[[torch.Tensor | None], torch.Tensor]], None]
-"""Takes a function that computes a micro-batch's gradient of a weight, into the given tensor or a new one."""
+
+class Sink(Protocol):
+    """Takes a micro-batch's gradient of a weight."""
+
+    def __call__(self, gradient: Callable[[torch.Tensor | None], torch.Tensor]) -> None:
+        """Take a function that computes the gradient, into the given tensor or a new one."""
+
+    def add_product(self, left: torch.Tensor, right: torch.Tensor) -> None:
+        """Take a part of the gradient: left [N, out], transposed, times right [N, in]. `added` follows the last one."""
+
+    def added(self) -> None:
+        """Announce that the gradient is complete."""
+
+
+def add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, fresh: bool) -> None:
+    """Add left [N, out], transposed, times right [N, in] to `total` [out, in], or write it there if `fresh`.
+
+    `total` may be fp32 when the factors are in half precision. On CUDA the product is then never rounded.
+    """
+    if total.dtype == left.dtype:
+        torch.mm(left.t(), right, out=total) if fresh else total.addmm_(left.t(), right)
+    elif left.device.type != "cuda":  # no other device has these kernels in torch 2.13
+        product = left.t().mm(right)
+        total.copy_(product) if fresh else total.add_(product)
+    elif fresh:
+        torch.mm(left.t(), right, out_dtype=total.dtype, out=total)
+    else:
+        torch.addmm(total, left.t(), right, out_dtype=total.dtype, out=total)
 
 
 class Linear(nn.Module):

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from smtrain.worker.engine.native.balance import Routed
 from smtrain.worker.engine.native.comm import ProcessMesh
+from smtrain.worker.engine.native.fused_loss import Labelled
 from smtrain.worker.engine.native.preference import SUMS, PairBatch, PreferenceLoss
 from smtrain.worker.engine.native.stage import Stage
 from smtrain.worker.engine.parts import part
@@ -37,6 +38,8 @@ class MicroBatch(NamedTuple):
     """The optimizer step, and the first sample's place in the global batch; dropout depends on them."""
     pairs: PairBatch | None = None
     """The pairs among the segments, if the loss is theirs."""
+    labelled: Labelled | None = None
+    """The rows that need logits; None: all."""
 
 
 class Message(NamedTuple):
@@ -93,15 +96,15 @@ class Pipeline:
             if stage.dropout is not None:
                 stage.dropout.begin(batches[i].at)
             now = None if balance is None else balance.begin()
-            out = stage(x, batches[i].labels if stage.last and preference is None else None, batches[i].segments)
+            out = stage.hidden(x, batches[i].segments)
             if stage.last and preference is not None:
                 out = self._sums(preference, out, batches[i])
                 if not self.mesh.cp_rank:  # the others that share the rows have the same sums
                     losses.add_(out.detach())
                 out = preference.scaled(out, scale)
             elif stage.last:
+                out = stage.loss_sum(out, batches[i].labels, scale, batches[i].labelled)
                 losses.add_(out.detach())
-                out = out * scale
             if balance is not None and now is not None:
                 balance.join(now)
                 now.totals = balance.totals(now, None if h is None else h.loads)
@@ -157,7 +160,7 @@ class Pipeline:
         def add(number: int, h: torch.Tensor) -> None:
             batch = batches[number]
             if preference is None:
-                sums.add_(self.stage.evaluated(h, batch.labels))
+                sums.add_(self.stage.evaluated(h, batch.labels, batch.labelled))
             else:
                 sums.add_(self._sums(preference, h, batch) * (not self.mesh.cp_rank))
 
@@ -171,14 +174,16 @@ class Pipeline:
         made = [torch.zeros_like(one.references) for one in pairs]
 
         def fill(number: int, h: torch.Tensor) -> None:
-            made[number] = pairs[number].sums(-self.stage.token_losses(h, batches[number].labels))
+            batch = batches[number]
+            made[number] = pairs[number].sums(-self.stage.token_losses(h, batch.labels, batch.labelled))
 
         self._each(batches, fill)
         return torch.cat(made)
 
     def _sums(self, preference: PreferenceLoss, h: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
         assert batch.pairs is not None
-        return preference.sums(self.stage.token_losses(h, batch.labels), batch.labels, batch.pairs)
+        losses = self.stage.token_losses(h, batch.labels, batch.labelled)
+        return preference.sums(losses, batch.labels, batch.pairs)
 
     @torch.no_grad()
     def _each(self, batches: Sequence[MicroBatch], last: Callable[[int, torch.Tensor], None]) -> None:

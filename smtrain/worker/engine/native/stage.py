@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from transformers import AutoModelForCausalLM
@@ -21,7 +20,6 @@ from transformers.pytorch_utils import Conv1D
 
 from smtrain.core.errors import ConfigError
 from smtrain.core.model.families import FAMILIES
-from smtrain.core.model.footprint import IGNORED
 from smtrain.core.model.hf_config import normalise
 from smtrain.core.model.layout import Layout
 from smtrain.core.model.lora import A, AdapterShape, B, Lora, stage_faults
@@ -43,6 +41,7 @@ from smtrain.worker.engine.native.balance import Balance
 from smtrain.worker.engine.native.comm import ProcessMesh
 from smtrain.worker.engine.native.delta import cut_net, keep_apart
 from smtrain.worker.engine.native.experts import Mixture
+from smtrain.worker.engine.native.fused_loss import Columns, Labelled, LinearCrossEntropy
 from smtrain.worker.engine.native.gradients import Trained
 from smtrain.worker.engine.native.layers import Layers
 from smtrain.worker.engine.native.linears import Embedding, Linear, RowParallel, WideNorm
@@ -102,6 +101,7 @@ class Stage(nn.Module):
         """Modules that can write their weight's gradient into a `sink`, by the name of the weight."""
         if lora is None and not options.compile:  # a compiler does not see gradients that go to a sink
             self._find_writing()
+        self.loss = self._loss(options.compile) if self.last else None
         self.before_layer: Callable[[int], None] = lambda layer: None  # called once more after the last
         kept = [one for one in (self.dropout, self.balance) if one is not None]
         self.layers = Layers(self.blocks, self.mixers, options, kept, mesh.device.type)
@@ -362,43 +362,45 @@ class Stage(nn.Module):
         batch, length = input_ids.shape
         return batch, length // (self.mesh.tp if self.sequence_parallel else 1), self.layout.shape.hidden
 
-    def forward(
-        self, x: torch.Tensor, labels: torch.Tensor | None = None, segments: torch.Tensor | None = None
+    def loss_sum(
+        self, h: torch.Tensor, labels: torch.Tensor, scale: torch.Tensor, labelled: Labelled | None = None
     ) -> torch.Tensor:
-        """From token ids (first stage) or hidden states to hidden states or, on the last stage, the sum of losses.
+        """The sum of the losses of final hidden states, fp32 []; `LinearCrossEntropy.sum` has its gradient."""
+        return self._last_loss.sum(self._whole(h), labels, scale, labelled)
 
-        The sum is over all tokens; without labels the last stage returns hidden states too.
-        """
-        h = self.hidden(x, segments)
-        if not self.last or labels is None:
-            return h
-        logits = self.local_logits(h).flatten(0, 1)
-        return comm.cross_entropy_sum(logits, labels.flatten(), *self._columns(logits))
-
-    def token_losses(self, h: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def token_losses(self, h: torch.Tensor, labels: torch.Tensor, labelled: Labelled | None = None) -> torch.Tensor:
         """The loss of each token of final hidden states, fp32 [B, S]; 0 without a label."""
-        logits = self.local_logits(h).flatten(0, 1)
-        return comm.cross_entropy(logits, labels.flatten(), *self._columns(logits)).view(labels.shape)
+        return self._last_loss.each(self._whole(h), labels, labelled)
 
-    def evaluated(self, h: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def evaluated(self, h: torch.Tensor, labels: torch.Tensor, labelled: Labelled | None = None) -> torch.Tensor:
         """[3]: sum of losses, labels that are the likeliest token, and labels; without a gradient."""
-        logits, flat = self.local_logits(h).flatten(0, 1), labels.flatten()
-        columns = self._columns(logits)
-        total = comm.cross_entropy_sum(logits, flat, *columns)
-        counts = (comm.likeliest(logits, *columns) == flat).sum(), (flat != IGNORED).sum()
-        return torch.stack([total, *(count.to(total.dtype) for count in counts)])
+        return self._last_loss.evaluated(self._whole(h), labels, labelled)
 
     def likeliest(self, h: torch.Tensor) -> torch.Tensor:
         """The likeliest token after each position of final hidden states, int64 [B, S], on all tp ranks."""
-        logits = self.local_logits(h)
-        return comm.likeliest(logits.flatten(0, 1), *self._columns(logits)).view(logits.shape[:2])
+        return self._last_loss.likeliest(self._whole(h))
 
-    def _columns(self, logits: torch.Tensor) -> tuple[int, int, dist.ProcessGroup | None]:
-        """The first token of this rank's logits, the number of real columns, and the group that has the others."""
-        rows = logits.shape[-1]
-        start = self.mesh.tp_rank * rows
+    def local_logits(self, h: torch.Tensor) -> torch.Tensor:
+        """This rank's columns of the logits [B, S, ceil(V / tp)], with the padding of the vocabulary."""
+        return self._last_loss.logits(self._whole(h))
+
+    @property
+    def _last_loss(self) -> LinearCrossEntropy:
+        assert self.loss is not None, "only the last stage has logits"
+        return self.loss
+
+    def _whole(self, h: torch.Tensor) -> torch.Tensor:
+        """Hidden states for this rank's columns of the output matrix."""
+        return self._enter(h) if self.mesh.tp > 1 else h
+
+    def _loss(self, fast: bool) -> LinearCrossEntropy:
+        mesh, head = self.mesh, self.model.get_output_embeddings()
+        rows = len(head.weight)
+        start = mesh.tp_rank * rows
         valid = max(0, min(rows, self.layout.shape.vocab - start))
-        return start, valid, self.mesh.tp_group if self.mesh.tp > 1 else None
+        columns = Columns(start, valid, mesh.tp_group if mesh.tp > 1 else None)
+        # transformers applies these scales in the model's forward pass, which is not called
+        return LinearCrossEntropy(head, columns, self.described.scales, mesh.device, fast)
 
     def hidden(self, x: torch.Tensor, segments: torch.Tensor | None = None) -> torch.Tensor:
         """Run this stage's layers, and the final norm on the last stage; attention stays within `segments`, which have
@@ -418,16 +420,6 @@ class Stage(nn.Module):
             h = self.layers(block, h, **kwargs)
         self.before_layer(len(self.blocks))
         return self.norm(h) if self.norm is not None else h
-
-    def local_logits(self, h: torch.Tensor) -> torch.Tensor:
-        """This rank's columns of the logits [B, S, ceil(V / tp)], with the padding of the vocabulary."""
-        logits: torch.Tensor = self.model.get_output_embeddings()(self._enter(h) if self.mesh.tp > 1 else h)
-        scales = self.described.scales  # transformers applies them in the model's forward pass, which is not called
-        if "logits" in scales:
-            logits = logits / scales["logits"]
-        if "cap" in scales:
-            logits = torch.tanh(logits / scales["cap"]) * scales["cap"]
-        return logits
 
     def _scaled(self, embedded: torch.Tensor) -> torch.Tensor:
         return embedded if self._embedding_scale == 1 else embedded * self._embedding_scale

@@ -1,0 +1,335 @@
+"""The output matrix and the cross entropy in pieces of rows, so that no tensor has all logits of a micro-batch.
+
+The gradients of a sum of losses are computed in the forward pass, piece by piece, as Liger does (Hsu et al. 2024, arXiv
+2410.10989): computing logits a second time costs 7 % of a step. Token losses whose upstream gradients are not known yet
+(DPO) do compute them again. torch.nn.functional.linear_cross_entropy, which torch has from 2.13, knows no vocabulary
+cut over ranks, no soft cap, and returns the weight's gradient in a new tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from smtrain.core.model.families import Scale
+from smtrain.core.model.footprint import IGNORED, loss_rows
+from smtrain.worker.engine.native.comm import all_gather, likeliest, to_device
+from smtrain.worker.engine.native.layers import compiled
+from smtrain.worker.engine.native.linears import Sink, add_product
+
+_ALIGNED = 128
+"""Selected rows are padded to a multiple of this, so that products stay aligned and graphs few."""
+_WORTH = 0.9
+"""Rows are selected if fewer than this share have labels: the copies must cost less than the logits saved."""
+
+
+class Labelled(NamedTuple):
+    """The rows of a micro-batch that need logits, at least one of them without a label."""
+
+    rows: torch.Tensor
+    """int64 [n] of the N rows: those with labels, then one without, as often as alignment needs."""
+    places: torch.Tensor
+    """int64 [N]: the place of each row among `rows`; rows without a label have that of one without."""
+
+    @classmethod
+    def of(cls, labels: torch.Tensor, device: torch.device) -> Labelled | None:
+        """Select the rows of labels [B, S] of the host; None if that would not save enough."""
+        kept = labels.flatten() != IGNORED
+        count = int(kept.sum())
+        padded = (count // _ALIGNED + 1) * _ALIGNED
+        if padded > _WORTH * len(kept):
+            return None
+        rows = kept.nonzero().flatten()
+        unlabelled = (~kept).nonzero()[:1].flatten()
+        rows = torch.cat([rows, unlabelled.expand(padded - count)])
+        places = torch.where(kept, kept.cumsum(0) - 1, count)
+        return cls(to_device(rows, device), to_device(places, device))
+
+
+class Columns(NamedTuple):
+    """This rank's part of the vocabulary."""
+
+    start: int
+    """The token of the first column."""
+    valid: int
+    """Columns that are tokens; the others are padding."""
+    group: dist.ProcessGroup | None
+    """The ranks that share the vocabulary; None if this rank has all of it."""
+
+
+class LinearCrossEntropy:
+    """The output matrix of a stage, and losses of its logits. Hidden states are [..., H], already whole on each rank.
+
+    `scales` are those of `Described`: logits are divided by "logits", then bounded by "cap".
+    """
+
+    def __init__(self, head: Any, columns: Columns, scales: Mapping[Scale, float], device: torch.device, fast: bool):
+        """`head` is a linear without a bias; `fast` compiles what comes after its product."""
+        self._head, self._columns, self._device = head, columns, device
+        self._divisor, self._cap = scales.get("logits", 1.0), scales.get("cap")
+        self._padding: torch.Tensor | None = None
+        if columns.group is not None and columns.valid < len(head.weight):
+            padding = torch.arange(len(head.weight), device="cpu") >= columns.valid
+            self._padding = to_device(padding, device)
+        self._gradient: Callable[..., Any] = _gradient
+        self._local, self._cut_gradient = _local, _cut_gradient
+        if fast:
+            self._gradient, self._local, self._cut_gradient = (
+                compiled(function, "the loss", device.type) for function in (_gradient, _local, _cut_gradient)
+            )
+
+    def rows(self, tokens: int) -> int:
+        """The rows of a piece of a micro-batch of so many tokens."""
+        return min(tokens, loss_rows(tokens, *reversed(self._head.weight.shape)))
+
+    def labelled(self, labels: torch.Tensor) -> Labelled | None:
+        """The rows that need logits, from labels [B, S] of the host; None: all.
+
+        A batch of one piece uses all rows, and so does Neuron, which would compile a graph for each number of rows.
+        """
+        if self._device.type == "neuron" or self.rows(labels.numel()) == labels.numel():
+            return None
+        return Labelled.of(labels, self._device)
+
+    def logits(self, h: torch.Tensor) -> torch.Tensor:
+        """This rank's columns of the logits [..., ceil(V / tp)], with the padding of the vocabulary."""
+        return _bounded(F.linear(h, self._head.weight), self._divisor, self._cap)
+
+    def sum(
+        self, h: torch.Tensor, labels: torch.Tensor, scale: torch.Tensor, labelled: Labelled | None = None
+    ) -> torch.Tensor:
+        """The sum of the token losses, fp32 []. Its gradients are those of the sum times `scale` [].
+
+        They are computed in the forward pass: the sum must be the root of the backward pass, whose gradient is 1.
+        """
+        apply: Any = _Sum.apply
+        total: torch.Tensor = apply(h, self._head.weight, labels, scale, self, labelled)
+        return total
+
+    def each(self, h: torch.Tensor, labels: torch.Tensor, labelled: Labelled | None = None) -> torch.Tensor:
+        """The loss of each token, fp32 like `labels`; 0 without a label. The backward pass computes logits again."""
+        apply: Any = _Each.apply
+        losses: torch.Tensor = apply(h, self._head.weight, labels, self, labelled)
+        return losses
+
+    @torch.no_grad()
+    def evaluated(self, h: torch.Tensor, labels: torch.Tensor, labelled: Labelled | None = None) -> torch.Tensor:
+        """[3]: sum of losses, labels that are the likeliest token, and labels."""
+        total, correct = torch.zeros((), device=h.device), torch.zeros((), device=h.device)
+        for few, wanted in self._pieces(h, labels, labelled=labelled):
+            logits = self.logits(few)
+            total += self._losses(logits, wanted).sum()
+            correct += (likeliest(logits, *self._columns) == wanted).sum()
+        return torch.stack([total, correct, (labels != IGNORED).sum().to(total.dtype)])
+
+    @torch.no_grad()
+    def likeliest(self, h: torch.Tensor) -> torch.Tensor:
+        """The likeliest token after each hidden state, int64 [...], on all tp ranks."""
+        tokens = [likeliest(self.logits(few), *self._columns) for (few,) in self._pieces(h)]
+        return _joined(tokens).view(h.shape[:-1])
+
+    def losses(self, h: torch.Tensor, labels: torch.Tensor, labelled: Labelled | None) -> torch.Tensor:
+        """Compute the losses of `each` without a gradient."""
+        pieces = self._pieces(h, labels, labelled=labelled)
+        return _spread(_joined([self._losses(self.logits(few), wanted) for few, wanted in pieces]), labelled).view(
+            labels.shape
+        )
+
+    def gradients(
+        self, h: torch.Tensor, labels: torch.Tensor, factors: torch.Tensor, labelled: Labelled | None, needed: bool
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """The sum of the losses, and the gradients of the sum of each loss times its factor.
+
+        `factors` are like `labels`. The gradients are those of `h` and, if `needed`, of the weight, which its sink gets
+        if it has one.
+        """
+        weight, sink = self._head.weight, self.sink
+        totals, of_h, of_weight = [], [], None
+        for few, wanted, times in self._pieces(h, labels, factors, labelled=labelled):
+            losses, gradient = self._piece(F.linear(few, weight), wanted, times)
+            totals.append(losses.sum())
+            of_h.append(gradient.mm(weight))
+            if needed and sink is not None:
+                sink.add_product(gradient, few)
+            elif needed and of_weight is None:
+                one = len(few) == h[..., 0].numel()
+                of_weight = torch.empty_like(weight, dtype=weight.dtype if one else torch.float32)
+                add_product(of_weight, gradient, few, fresh=True)
+            elif of_weight is not None:
+                add_product(of_weight, gradient, few, fresh=False)
+            del gradient
+        of_weight = None if of_weight is None else of_weight.to(weight.dtype)
+        return torch.stack(totals).sum(), _spread(_joined(of_h), labelled).view(h.shape), of_weight
+
+    @property
+    def sink(self) -> Sink | None:
+        """The taker of the weight's gradient; None: autograd."""
+        return getattr(self._head, "sink", None)
+
+    def _pieces(self, h: torch.Tensor, *each: torch.Tensor, labelled: Labelled | None = None) -> Iterator[Any]:
+        """Pieces of the rows of `h` [..., H] and of tensors [...]; only of those with labels if `labelled` has them."""
+        flat = [h.reshape(-1, h.shape[-1]), *(x.reshape(-1) for x in each)]
+        size = self.rows(len(flat[0]))
+        if labelled is not None:
+            flat = [x.index_select(0, labelled.rows) for x in flat]
+        return zip(*(torch.split(x, size) for x in flat), strict=True)
+
+    def _piece(
+        self, product: torch.Tensor, labels: torch.Tensor, factors: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The losses [R] of a piece, and the gradient of its product [R, C]."""
+        columns = self._columns
+        if columns.group is None:
+            made: tuple[torch.Tensor, torch.Tensor] = self._gradient(product, labels, factors, self._divisor, self._cap)
+            return made
+        exponentials, sums = self._sums(product, labels)
+        losses, shares = _combined(sums, labels, columns.group)
+        rest = columns.start, columns.valid, self._divisor, self._cap
+        return losses, self._cut_gradient(product, exponentials, labels, shares * factors, factors, *rest)
+
+    def _losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """The token losses [R] of logits that are bounded already."""
+        if self._columns.group is None:
+            return F.cross_entropy(logits.float(), labels, reduction="none", ignore_index=IGNORED)
+        _, sums = _local(logits, labels, self._columns.start, self._columns.valid, self._padding, 1.0, None)
+        return _combined(sums, labels, self._columns.group)[0]
+
+    def _sums(self, product: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        columns = self._columns
+        made: tuple[torch.Tensor, torch.Tensor] = self._local(
+            product, labels, columns.start, columns.valid, self._padding, self._divisor, self._cap
+        )
+        return made
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, h: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, scale: torch.Tensor,
+        loss: LinearCrossEntropy, labelled: Labelled | None,
+    ) -> torch.Tensor:  # fmt: skip
+        needed = ctx.needs_input_grad[1]
+        total, *ctx.made = loss.gradients(h, labels, scale.expand(labels.shape), labelled, needed)
+        ctx.sink = loss.sink if needed else None
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, one: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (of_h, of_weight), ctx.made = ctx.made, None
+        if ctx.sink is not None:
+            ctx.sink.added()  # not before: the last backward pass is announced after the forward pass
+        return of_h, of_weight, None, None, None, None
+
+
+class _Each(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, h: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, loss: LinearCrossEntropy,
+        labelled: Labelled | None,
+    ) -> torch.Tensor:  # fmt: skip
+        ctx.save_for_backward(h, labels)
+        ctx.loss, ctx.labelled = loss, labelled
+        return loss.losses(h, labels, labelled)
+
+    @staticmethod
+    def backward(ctx: Any, factors: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        h, labels = ctx.saved_tensors
+        needed = ctx.needs_input_grad[1]
+        _, of_h, of_weight = ctx.loss.gradients(h, labels, factors, ctx.labelled, needed)
+        if needed and ctx.loss.sink is not None:
+            ctx.loss.sink.added()
+        return of_h, of_weight, None, None, None
+
+
+def _bounded(product: torch.Tensor, divisor: float, cap: float | None) -> torch.Tensor:
+    """The product with the output matrix made logits in place, by the steps of transformers' forward pass."""
+    logits = product if divisor == 1.0 else product.div_(divisor)
+    return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+
+
+def _gradient(
+    product: torch.Tensor, labels: torch.Tensor, factors: torch.Tensor, divisor: float, cap: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The losses [R] of a product [R, V], which it makes logits, and its gradient, with softmax and sums in fp32."""
+    logits = _bounded(product, divisor, cap)
+    logs = torch.log_softmax(logits, -1, dtype=torch.float32)
+    kept, index = labels != IGNORED, labels.clamp(min=0)[:, None]
+    losses = torch.where(kept, -logs.gather(1, index).squeeze(1), 0.0)
+    factors = torch.where(kept, factors, 0.0)
+    gradient = _less_target(logs.exp_().mul_(factors[:, None]), index, factors[:, None])
+    return losses, _through_bounds(gradient, logits, divisor, cap).to(product.dtype)
+
+
+def _local(
+    product: torch.Tensor, labels: torch.Tensor, start: int, valid: int, padding: torch.Tensor | None, divisor: float,
+    cap: float | None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Compute the exponentials of this rank's columns, fp32 [R, C], and three numbers of each row, [3, R].
+
+    These are the largest logit, which is subtracted before exponentials are taken, their sum, and the label's logit, or
+    0 on ranks without its column. The product becomes logits in place.
+    """
+    logits = _bounded(product, divisor, cap)
+    x = logits.float() if logits.dtype != torch.float32 else logits.clone()
+    if padding is not None:  # finite, as a rank may have only padding; and no write into a slice, for Neuron
+        x.masked_fill_(padding, torch.finfo(x.dtype).min)
+    index, here = _here(labels, start, valid)
+    target = torch.where(here, x.gather(1, index).squeeze(1), 0.0)
+    top = x.amax(-1)
+    x.sub_(top[:, None]).exp_()
+    return x, torch.stack([top, x.sum(-1), target])
+
+
+def _combined(sums: torch.Tensor, labels: torch.Tensor, group: dist.ProcessGroup) -> tuple[torch.Tensor, torch.Tensor]:
+    """The losses [R], and the factors [R] that make this rank's exponentials probabilities, in one message."""
+    tops, totals, targets = all_gather(sums, group, 0).view(-1, *sums.shape).unbind(1)
+    top = tops.amax(0)
+    total = (totals * (tops - top).exp()).sum(0)
+    losses = torch.where(labels != IGNORED, total.log() - (targets.sum(0) - top), 0.0)
+    return losses, (sums[0] - top).exp() / total
+
+
+def _cut_gradient(
+    logits: torch.Tensor, exponentials: torch.Tensor, labels: torch.Tensor, shares: torch.Tensor,
+    factors: torch.Tensor, start: int, valid: int, divisor: float, cap: float | None,
+) -> torch.Tensor:  # fmt: skip
+    """The gradient of a product from the logits that `_local` made of it, and the exponentials, which it overwrites."""
+    kept = labels != IGNORED
+    index, here = _here(labels, start, valid)
+    gradient = exponentials.mul_(torch.where(kept, shares, 0.0)[:, None])
+    gradient = _less_target(gradient, index, torch.where(here, factors, 0.0)[:, None])
+    return _through_bounds(gradient, logits, divisor, cap).to(logits.dtype)
+
+
+def _here(labels: torch.Tensor, start: int, valid: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The column [R, 1] of each label, or another one if this rank does not have it, and whether it has it [R]."""
+    local = labels - start
+    return local.clamp(0, max(valid - 1, 0))[:, None], (local >= 0) & (local < valid)
+
+
+def _less_target(gradient: torch.Tensor, index: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+    """Subtract the factors [R, 1] at the columns `index` [R, 1]."""
+    if torch.compiler.is_compiling():  # a scatter would end the compiler's one pass
+        columns = torch.arange(gradient.shape[1], device=gradient.device)
+        return gradient - torch.where(columns == index, factors, 0.0)
+    return gradient.scatter_add_(1, index, -factors)
+
+
+def _through_bounds(gradient: torch.Tensor, logits: torch.Tensor, divisor: float, cap: float | None) -> torch.Tensor:
+    """The gradient of a product from that of `_bounded`'s logits, in place."""
+    if cap is not None:
+        gradient = gradient.mul_(logits.to(torch.float32, copy=True).div_(cap).square_().neg_().add_(1))
+    return gradient if divisor == 1.0 else gradient.div_(divisor)
+
+
+def _joined(pieces: list[torch.Tensor]) -> torch.Tensor:
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
+def _spread(values: torch.Tensor, labelled: Labelled | None) -> torch.Tensor:
+    """Values of all rows from those of the selected ones; rows without a label have 0."""
+    return values if labelled is None else values.index_select(0, labelled.places)
