@@ -386,13 +386,12 @@ def _loss_moments(
     if shape.capped:
         each = max(each, 8.0 + w)
     before, whole = w * (tokens - rows) * shape.hidden, w * tokens * shape.hidden
-    held_sums = 0.0 if work.lora or not shape.tied or mesh.pp > 1 else held.head * (4.0 if rows < tokens else w)
     rounded = 0.0 if work.lora or w == 4 or cuda else w * held.head
     again = whole if work.lora else 0.0  # no weight keeps the hidden states
-    yield kept + again, each * rows * held.vocab, before + (held_sums if rows < tokens else 0.0)
-    yield kept + again, w * rows * held.vocab, whole + held_sums + rounded
+    yield kept + again, each * rows * held.vocab, before
+    yield kept + again, w * rows * held.vocab, whole + rounded
     if rows < tokens:
-        yield kept + again, 0.0, 2 * whole + held_sums
+        yield kept + again, 0.0, 2 * whole
 
 
 def _expert_moments(work: Work, mesh: Mesh, tokens: float) -> Iterator[tuple[float, float]]:

@@ -188,3 +188,10 @@ def steps(rank: int, options: ParallelOptions, rows: int, kind: str = "pretrain"
         made = [e.step(*cases.own(e, (ids, labels)), 1e-3) for _ in range(2)]
         tested = e.evaluate(*cases.own(e, (ids, labels)))
         return [*((one.loss, one.grad_norm) for one in made), (tested.loss, float(tested.correct))]
+
+
+def has_sink(rank: int, name: str, options: ParallelOptions, lora: Lora | None = None) -> bool | None:
+    """Whether the weight's gradient of the loss goes straight to the optimizer's buffer; None without a loss."""
+    config = cases.CONFIGS[name]
+    e = cases.engine(config, options) if lora is None else adapters.engine(config, options, lora)
+    return None if e.stage.loss is None else e.stage.loss.sink is not None

@@ -98,7 +98,7 @@ MESHES = [
 ]  # fmt: skip
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("text", "kind"), ENGINES)
 def test_steps_in_pieces_of_labelled_rows_are_those_of_one_piece(text: str, kind: str, solo: World) -> None:
     ((*one,), (*many,)) = (solo.run(losses.steps, mesh(text), rows, kind)[0] for rows in (1 << 20, 24))
@@ -106,12 +106,18 @@ def test_steps_in_pieces_of_labelled_rows_are_those_of_one_piece(text: str, kind
         assert second == pytest.approx(first, rel=2e-6, abs=1e-6)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("text", "kind"), MESHES)
 def test_so_they_are_on_meshes(text: str, kind: str, four: World) -> None:
     one, many = (four.run(losses.steps, mesh(text), rows, kind)[0] for rows in (1 << 20, 24))
     for first, second in zip(one, many, strict=True):
         assert second == pytest.approx(first, rel=2e-6, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-tied-509"])
+def test_no_gradient_of_the_output_matrix_is_a_tensor_apart(name: str, solo: World) -> None:
+    assert solo.run(losses.has_sink, name, mesh("111")) == [True]
+    assert solo.run(losses.has_sink, name, mesh("111"), losses.LORA) == [False]
 
 
 def test_rows_with_labels_are_selected_on_the_host() -> None:

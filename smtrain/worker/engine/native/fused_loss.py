@@ -71,6 +71,8 @@ class LinearCrossEntropy:
         """`head` is a linear without a bias; `fast` compiles what comes after its product."""
         self._head, self._columns, self._device = head, columns, device
         self._divisor, self._cap = scales.get("logits", 1.0), scales.get("cap")
+        self.shared: Sink | None = None
+        """Takes the gradient of an output matrix that is also the embedding."""
         self._padding: torch.Tensor | None = None
         if columns.group is not None and columns.valid < len(head.weight):
             padding = torch.arange(len(head.weight), device="cpu") >= columns.valid
@@ -168,7 +170,7 @@ class LinearCrossEntropy:
     @property
     def sink(self) -> Sink | None:
         """The taker of the weight's gradient; None: autograd."""
-        return getattr(self._head, "sink", None)
+        return self.shared or getattr(self._head, "sink", None)
 
     def _pieces(self, h: torch.Tensor, *each: torch.Tensor, labelled: Labelled | None = None) -> Iterator[Any]:
         """Pieces of the rows of `h` [..., H] and of tensors [...]; only of those with labels if `labelled` has them."""

@@ -75,6 +75,11 @@ class Gradients:
         for start, stop in self._zeroed:
             self.flat[start:stop].zero_()
 
+    def shared_sink(self, name: str) -> Sink | None:
+        """A sink that adds to what torch accumulates for a parameter; None if no part of that is trained here."""
+        parameter = self._trained.parameters.get(name)
+        return _SharedSink(self.of[name]) if parameter is not None and parameter.requires_grad else None
+
     def wrote(self, name: str) -> bool:
         """Note that a module writes to a parameter's view; False if that is its first gradient of the step."""
         before = name in self._written
@@ -108,6 +113,22 @@ class _Sink:
 
     def added(self) -> None:
         self._gradients.added(self._name)
+
+
+class _SharedSink:
+    """Adds a module's gradients of a parameter that another module uses too; torch accumulates and announces those."""
+
+    def __init__(self, view: torch.Tensor) -> None:
+        self._view = view
+
+    def __call__(self, gradient: Callable[[torch.Tensor | None], torch.Tensor]) -> None:
+        self._view.add_(gradient(None))
+
+    def add_product(self, left: torch.Tensor, right: torch.Tensor) -> None:
+        add_product(self._view, left, right, fresh=False)
+
+    def added(self) -> None:
+        """torch announces the gradient, as the backward pass comes to the other module later."""
 
 
 def _accumulate(parameter: nn.Parameter, view: torch.Tensor) -> None:

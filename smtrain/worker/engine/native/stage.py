@@ -42,7 +42,7 @@ from smtrain.worker.engine.native.comm import ProcessMesh
 from smtrain.worker.engine.native.delta import cut_net, keep_apart
 from smtrain.worker.engine.native.experts import Mixture
 from smtrain.worker.engine.native.fused_loss import Columns, Labelled, LinearCrossEntropy
-from smtrain.worker.engine.native.gradients import Trained
+from smtrain.worker.engine.native.gradients import Gradients, Trained
 from smtrain.worker.engine.native.layers import Layers
 from smtrain.worker.engine.native.linears import Embedding, Linear, RowParallel, WideNorm
 from smtrain.worker.engine.native.lora import Dropout, Factors, attach
@@ -284,7 +284,7 @@ class Stage(nn.Module):
 
     def _find_writing(self) -> None:
         """Replace modules whose weights are used only once by ours."""
-        shared = self.last and self.embed is not None and self.model.get_output_embeddings().weight is self.embed.weight
+        shared = self._shares_head
         for name, module in list(self.model.named_modules()):
             ours: Any = None
             if isinstance(module, nn.Embedding) and module is self.embed and not shared and self.mesh.tp == 1:
@@ -383,6 +383,16 @@ class Stage(nn.Module):
     def local_logits(self, h: torch.Tensor) -> torch.Tensor:
         """This rank's columns of the logits [B, S, ceil(V / tp)], with the padding of the vocabulary."""
         return self._last_loss.logits(self._whole(h))
+
+    def share_head(self, gradients: Gradients) -> None:
+        """Let the loss add its gradient of a matrix that is also this stage's embedding to the trained ones."""
+        if self.loss is not None and self._shares_head:
+            self.loss.shared = gradients.shared_sink(self.layout.shape.embed_name)
+
+    @property
+    def _shares_head(self) -> bool:
+        """Whether the output matrix is also the embedding of this stage."""
+        return self.last and self.embed is not None and self.model.get_output_embeddings().weight is self.embed.weight
 
     @property
     def _last_loss(self) -> LinearCrossEntropy:

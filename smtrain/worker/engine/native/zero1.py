@@ -34,6 +34,7 @@ class OptimizerShard:
         self.shard = len(self.flat) // trained.alike.size
         self.start = trained.alike.rank * self.shard
         self.gradients = Gradients(trained, stage.writing, mesh.device)
+        stage.share_head(self.gradients)
         self._summed_over_tp: list[torch.Tensor] = []
         kv_heads = [kind.kv_heads for kind in trained.layout.shape.kinds]
         self._summed_over_copies: dict[int, list[torch.Tensor]] = {count: [] for count in kv_heads}
