@@ -125,7 +125,7 @@ class LinearCrossEntropy:
         for few, wanted in self._pieces(h, labels, labelled=labelled):
             logits = self.logits(few)
             total += self._losses(logits, wanted).sum()
-            correct += (likeliest(logits, *self._columns) == wanted).sum()
+            correct += (likeliest(logits, *self._columns) == wanted).sum().to(correct.dtype)
         return torch.stack([total, correct, (labels != IGNORED).sum().to(total.dtype)])
 
     @torch.no_grad()
@@ -324,7 +324,8 @@ def _less_target(gradient: torch.Tensor, index: torch.Tensor, factors: torch.Ten
 def _through_bounds(gradient: torch.Tensor, logits: torch.Tensor, divisor: float, cap: float | None) -> torch.Tensor:
     """The gradient of a product from that of `_bounded`'s logits, in place."""
     if cap is not None:
-        gradient = gradient.mul_(logits.to(torch.float32, copy=True).div_(cap).square_().neg_().add_(1))
+        tangent = logits.to(torch.float32, copy=True).div_(cap)
+        gradient = gradient.mul_(tangent.mul_(tangent).mul_(-1).add_(1))
     return gradient if divisor == 1.0 else gradient.div_(divisor)
 
 

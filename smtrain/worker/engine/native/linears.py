@@ -36,9 +36,12 @@ def add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, fr
 
     `total` may be fp32 when the factors are in half precision. On CUDA the product is then never rounded.
     """
-    if total.dtype == left.dtype:
-        torch.mm(left.t(), right, out=total) if fresh else total.addmm_(left.t(), right)
-    elif left.device.type != "cuda":  # no other device has these kernels in torch 2.13
+    same, device = total.dtype == left.dtype, left.device.type
+    if same and fresh:
+        torch.mm(left.t(), right, out=total)
+    elif same and device in ("cpu", "cuda"):
+        total.addmm_(left.t(), right)
+    elif device != "cuda":  # no other device has the kernels below in torch 2.13
         product = left.t().mm(right)
         total.copy_(product) if fresh else total.add_(product)
     elif fresh:
