@@ -19,7 +19,8 @@ from smtrain.core.model.footprint import IGNORED
 from smtrain.core.model.lora import Lora
 from smtrain.worker.engine.base import ParallelOptions
 from smtrain.worker.engine.native import NativeEngine, fused_loss
-from smtrain.worker.engine.native.fused_loss import Columns, LinearCrossEntropy
+from smtrain.worker.engine.native.cross_entropy import Columns
+from smtrain.worker.engine.native.fused_loss import LinearCrossEntropy
 from smtrain.worker.engine.native.gradients import Gradients
 from tests.worker.engine import adapters, cases, preference
 

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smtrain.core.model.footprint import IGNORED, LOSS_ROWS, loss_rows
-from smtrain.worker.engine.native import fused_loss
-from smtrain.worker.engine.native.fused_loss import Columns, Labelled, LinearCrossEntropy
+from smtrain.worker.engine.native import cross_entropy, fused_loss
+from smtrain.worker.engine.native.cross_entropy import Columns
+from smtrain.worker.engine.native.fused_loss import Labelled, LinearCrossEntropy
 from smtrain.worker.engine.native.linears import add_product
 from tests.worker.engine import losses
 from tests.worker.engine.cases import mesh
@@ -186,16 +187,16 @@ def test_a_product_is_added_to_sums_of_another_type() -> None:
 def compiled_and_plain(compiled: Any) -> None:
     h, weight, labels, factors = problem(4, 12, 5, 20, 0.3)
     rest = labels, factors, 2.0, 3.0
-    plain = fused_loss._gradient(h @ weight.t(), *rest)
+    plain = cross_entropy.loss_gradient(h @ weight.t(), *rest)
     for made, right in zip(compiled(h @ weight.t(), *rest), plain, strict=True):
         assert error(made, right) < 1e-6
 
 
 def test_a_compiler_gets_the_same_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    compiled_and_plain(fused_loss._gradient)
+    compiled_and_plain(cross_entropy.loss_gradient)
 
 
 @pytest.mark.full  # the test before has its branch; importing the compiler takes seconds
 def test_in_one_graph() -> None:
-    compiled_and_plain(torch.compile(fused_loss._gradient, backend="eager", fullgraph=True))
+    compiled_and_plain(torch.compile(cross_entropy.loss_gradient, backend="eager", fullgraph=True))

@@ -12,12 +12,19 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 
 from smtrain.core.model.families import Scale
 from smtrain.core.model.footprint import IGNORED, loss_rows
-from smtrain.worker.engine.native.comm import all_gather, likeliest, to_device
+from smtrain.worker.engine.native.comm import likeliest, to_device
+from smtrain.worker.engine.native.cross_entropy import (
+    Columns,
+    bounded,
+    combined,
+    cut_gradient,
+    local_sums,
+    loss_gradient,
+)
 from smtrain.worker.engine.native.layers import compiled
 from smtrain.worker.engine.native.linears import Sink, add_product
 
@@ -50,17 +57,6 @@ class Labelled(NamedTuple):
         return cls(to_device(rows, device), to_device(places, device))
 
 
-class Columns(NamedTuple):
-    """This rank's part of the vocabulary."""
-
-    start: int
-    """The token of the first column."""
-    valid: int
-    """Columns that are tokens; the others are padding."""
-    group: dist.ProcessGroup | None
-    """The ranks that share the vocabulary; None if this rank has all of it."""
-
-
 class LinearCrossEntropy:
     """The output matrix of a stage, and losses of its logits. Hidden states are [..., H], already whole on each rank.
 
@@ -77,11 +73,11 @@ class LinearCrossEntropy:
         if columns.group is not None and columns.valid < len(head.weight):
             padding = torch.arange(len(head.weight), device="cpu") >= columns.valid
             self._padding = to_device(padding, device)
-        self._gradient: Callable[..., Any] = _gradient
-        self._local, self._cut_gradient = _local, _cut_gradient
+        self._gradient: Callable[..., Any] = loss_gradient
+        self._local, self._cut_gradient = local_sums, cut_gradient
         if fast:
             self._gradient, self._local, self._cut_gradient = (
-                compiled(function, "the loss", device.type) for function in (_gradient, _local, _cut_gradient)
+                compiled(function, "the loss", device.type) for function in (loss_gradient, local_sums, cut_gradient)
             )
 
     def rows(self, tokens: int) -> int:
@@ -99,7 +95,7 @@ class LinearCrossEntropy:
 
     def logits(self, h: torch.Tensor) -> torch.Tensor:
         """This rank's columns of the logits [..., ceil(V / tp)], with the padding of the vocabulary."""
-        return _bounded(F.linear(h, self._head.weight), self._divisor, self._cap)
+        return bounded(F.linear(h, self._head.weight), self._divisor, self._cap)
 
     def sum(
         self, h: torch.Tensor, labels: torch.Tensor, scale: torch.Tensor, labelled: Labelled | None = None
@@ -189,7 +185,7 @@ class LinearCrossEntropy:
             made: tuple[torch.Tensor, torch.Tensor] = self._gradient(product, labels, factors, self._divisor, self._cap)
             return made
         exponentials, sums = self._sums(product, labels)
-        losses, shares = _combined(sums, labels, columns.group)
+        losses, shares = combined(sums, labels, columns.group)
         rest = columns.start, columns.valid, self._divisor, self._cap
         return losses, self._cut_gradient(product, exponentials, labels, shares * factors, factors, *rest)
 
@@ -197,8 +193,8 @@ class LinearCrossEntropy:
         """The token losses [R] of logits that are bounded already."""
         if self._columns.group is None:
             return F.cross_entropy(logits.float(), labels, reduction="none", ignore_index=IGNORED)
-        _, sums = _local(logits, labels, self._columns.start, self._columns.valid, self._padding, 1.0, None)
-        return _combined(sums, labels, self._columns.group)[0]
+        _, sums = local_sums(logits, labels, self._columns.start, self._columns.valid, self._padding, 1.0, None)
+        return combined(sums, labels, self._columns.group)[0]
 
     def _sums(self, product: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         columns = self._columns
@@ -245,88 +241,6 @@ class _Each(torch.autograd.Function):
         if needed and ctx.loss.sink is not None:
             ctx.loss.sink.added()
         return of_h, of_weight, None, None, None
-
-
-def _bounded(product: torch.Tensor, divisor: float, cap: float | None) -> torch.Tensor:
-    """The product with the output matrix made logits in place, by the steps of transformers' forward pass."""
-    logits = product if divisor == 1.0 else product.div_(divisor)
-    return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
-
-
-def _gradient(
-    product: torch.Tensor, labels: torch.Tensor, factors: torch.Tensor, divisor: float, cap: float | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The losses [R] of a product [R, V], which it makes logits, and its gradient, with softmax and sums in fp32."""
-    logits = _bounded(product, divisor, cap)
-    logs = torch.log_softmax(logits, -1, dtype=torch.float32)
-    kept, index = labels != IGNORED, labels.clamp(min=0)[:, None]
-    losses = torch.where(kept, -logs.gather(1, index).squeeze(1), 0.0)
-    factors = torch.where(kept, factors, 0.0)
-    gradient = _less_target(logs.exp_().mul_(factors[:, None]), index, factors[:, None])
-    return losses, _through_bounds(gradient, logits, divisor, cap).to(product.dtype)
-
-
-def _local(
-    product: torch.Tensor, labels: torch.Tensor, start: int, valid: int, padding: torch.Tensor | None, divisor: float,
-    cap: float | None,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Compute the exponentials of this rank's columns, fp32 [R, C], and three numbers of each row, [3, R].
-
-    These are the largest logit, which is subtracted before exponentials are taken, their sum, and the label's logit, or
-    0 on ranks without its column. The product becomes logits in place.
-    """
-    logits = _bounded(product, divisor, cap)
-    x = logits.float() if logits.dtype != torch.float32 else logits.clone()
-    if padding is not None:  # finite, as a rank may have only padding; and no write into a slice, for Neuron
-        x.masked_fill_(padding, torch.finfo(x.dtype).min)
-    index, here = _here(labels, start, valid)
-    target = torch.where(here, x.gather(1, index).squeeze(1), 0.0)
-    top = x.amax(-1)
-    x.sub_(top[:, None]).exp_()
-    return x, torch.stack([top, x.sum(-1), target])
-
-
-def _combined(sums: torch.Tensor, labels: torch.Tensor, group: dist.ProcessGroup) -> tuple[torch.Tensor, torch.Tensor]:
-    """The losses [R], and the factors [R] that make this rank's exponentials probabilities, in one message."""
-    tops, totals, targets = all_gather(sums, group, 0).view(-1, *sums.shape).unbind(1)
-    top = tops.amax(0)
-    total = (totals * (tops - top).exp()).sum(0)
-    losses = torch.where(labels != IGNORED, total.log() - (targets.sum(0) - top), 0.0)
-    return losses, (sums[0] - top).exp() / total
-
-
-def _cut_gradient(
-    logits: torch.Tensor, exponentials: torch.Tensor, labels: torch.Tensor, shares: torch.Tensor,
-    factors: torch.Tensor, start: int, valid: int, divisor: float, cap: float | None,
-) -> torch.Tensor:  # fmt: skip
-    """The gradient of a product from the logits that `_local` made of it, and the exponentials, which it overwrites."""
-    kept = labels != IGNORED
-    index, here = _here(labels, start, valid)
-    gradient = exponentials.mul_(torch.where(kept, shares, 0.0)[:, None])
-    gradient = _less_target(gradient, index, torch.where(here, factors, 0.0)[:, None])
-    return _through_bounds(gradient, logits, divisor, cap).to(logits.dtype)
-
-
-def _here(labels: torch.Tensor, start: int, valid: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The column [R, 1] of each label, or another one if this rank does not have it, and whether it has it [R]."""
-    local = labels - start
-    return local.clamp(0, max(valid - 1, 0))[:, None], (local >= 0) & (local < valid)
-
-
-def _less_target(gradient: torch.Tensor, index: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
-    """Subtract the factors [R, 1] at the columns `index` [R, 1]."""
-    if torch.compiler.is_compiling():  # a scatter would end the compiler's one pass
-        columns = torch.arange(gradient.shape[1], device=gradient.device)
-        return gradient - torch.where(columns == index, factors, 0.0)
-    return gradient.scatter_add_(1, index, -factors)
-
-
-def _through_bounds(gradient: torch.Tensor, logits: torch.Tensor, divisor: float, cap: float | None) -> torch.Tensor:
-    """The gradient of a product from that of `_bounded`'s logits, in place."""
-    if cap is not None:
-        tangent = logits.to(torch.float32, copy=True).div_(cap)
-        gradient = gradient.mul_(tangent.mul_(tangent).mul_(-1).add_(1))
-    return gradient if divisor == 1.0 else gradient.div_(divisor)
 
 
 def _joined(pieces: list[torch.Tensor]) -> torch.Tensor:

@@ -39,9 +39,10 @@ from smtrain.worker.engine.native import comm, cut_rows, sinks
 from smtrain.worker.engine.native.attention import AttentionContext
 from smtrain.worker.engine.native.balance import Balance
 from smtrain.worker.engine.native.comm import ProcessMesh
+from smtrain.worker.engine.native.cross_entropy import Columns
 from smtrain.worker.engine.native.delta import cut_net, keep_apart
 from smtrain.worker.engine.native.experts import Mixture
-from smtrain.worker.engine.native.fused_loss import Columns, Labelled, LinearCrossEntropy
+from smtrain.worker.engine.native.fused_loss import Labelled, LinearCrossEntropy
 from smtrain.worker.engine.native.gradients import Gradients, Trained
 from smtrain.worker.engine.native.layers import Layers
 from smtrain.worker.engine.native.linears import Embedding, Linear, RowParallel, WideNorm
