@@ -49,7 +49,11 @@ def cache_of(described: Mapping[str, Any]) -> float:
 
 QUERIES = {"cpu": 512, "neuron": 256, "cuda": 1024}
 """Queries of a chunk of attention over rows that are cut over ranks, by torch's name of the device. A chunk has a mask
-of 4 bytes, or 2 in half precision, per key."""
+of 4 bytes, or 2 in half precision, per key; on GPUs it has scores, and only if FlashAttention cannot compute them."""
+FLASH_HEAD = 256
+"""The widest head of FlashAttention 2."""
+CHUNK_SCORES = 1 << 26
+"""Scores that attention by documents computes at a time on a GPU if FlashAttention cannot."""
 SINK_QUERIES = 1024
 """Queries whose scores attention with sinks keeps at a time; those of longer rows are computed again."""
 LOSS_ROWS = 1024

@@ -21,12 +21,14 @@ AT_ONCE = 5
 
 
 def gradients(
-    rank: int, config: dict[str, Any], options: ParallelOptions, folder: Path, apart: bool, length: int = 32
-) -> dict[str, Any]:
+    rank: int, config: dict[str, Any], options: ParallelOptions, folder: Path, apart: bool, length: int = 32,
+    varlen: bool = False,
+) -> dict[str, Any]:  # fmt: skip
     """A step, with what comes before it: loss, norm, evaluation and logits; the gradients are saved in `folder`."""
     footprint.QUERIES["cpu"] = AT_ONCE
     source: Any = cases.Memory(config, cases.weights(config))
     e = NativeEngine(config, options, BARE, source, 3)
+    e.stage.context.varlen = varlen  # documents in place of masks, as on CUDA
     ids, labels, segments = (whole[:, :length] for whole in packed.batch(config, 0))
     each = cases.BATCH // e.dp_size
     mine = slice(e.dp_rank * each, (e.dp_rank + 1) * each)

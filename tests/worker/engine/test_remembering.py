@@ -43,3 +43,11 @@ def test_a_text_that_outgrows_the_short_factors_is_computed_again(four: World, s
 def test_every_way_of_drawing_is_transformers_own(four: World, solo: World) -> None:
     config = CONFIGS["llama"]
     assert four.run(remembered.texts, config, 2, 2, WAYS)[0] == solo.run(remembered.plain_texts, config, WAYS)[0]
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("name", ["gpt_oss", "gemma3", "qwen3_5", "llama", "gpt2"])
+def test_prompts_as_documents_give_the_same_texts(name: str, solo: World) -> None:
+    config = CONFIGS[name]
+    ours = solo.run(remembered.texts, config, 1, 1, [GREEDY], True)[0]
+    assert ours == solo.run(remembered.plain_texts, config, [GREEDY])[0]

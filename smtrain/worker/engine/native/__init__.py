@@ -3,6 +3,10 @@
 comm       process group, device, collectives with their gradients
 stage      one (tp, pp) rank's part of the model
 parameters  the flat buffer that the optimizer updates
+attention  positions, rotary embeddings and masks, or documents, of a batch
+attention_function  the attention of all layers, by what it gets as a mask
+varlen     attention by documents: in FlashAttention (attention_flash) or plain torch (attention_chunks)
+sinks      attention with sinks under masks
 cut_rows   attention and states over rows that are cut over ranks
 linears    row-parallel linears; gradients of linears and embeddings
 gradients  the flat buffer in which a step's gradients are summed

@@ -2,8 +2,9 @@
 
 We make masks here, because transformers' functions for them change with each release, and read a number of each
 micro-batch's positions first, which would make the device wait. A row that is one sample needs no mask (SDPA is causal
-then), except in layers with a shorter window. Packed rows have block-diagonal masks, so that samples do not see each
-other.
+then), except in layers with a shorter window. On CUDA packed rows, windows and sinks have `DocumentBounds` in place of
+a mask, so that time and memory are those of the documents. Elsewhere packed rows have block-diagonal masks, so that
+samples do not see each other.
 
 With context parallelism a rank has a part of every row, whose positions are those in the whole row; `CutRows` stands in
 the place of a mask.
@@ -16,15 +17,17 @@ is left to the device.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 
 from smtrain.core.facts.trainium2 import flash_lack
+from smtrain.worker.engine.native.attention_flash import flash_fault
 from smtrain.worker.engine.native.comm import ProcessMesh, to_device
 from smtrain.worker.engine.native.cut_rows import CutRows
 from smtrain.worker.engine.native.delta import RowDocuments
+from smtrain.worker.engine.native.varlen import DocumentBounds, find_bounds
 from smtrain.worker.engine.saving import local_rank
 
 log = logging.getLogger(__name__)
@@ -38,13 +41,25 @@ class AttentionContext:
 
     def __init__(
         self, rotary: Mapping[bool, Turn], sights: tuple[Sight, ...], dtype: torch.dtype, mesh: ProcessMesh,
-        head_dim: int, compiled: bool,
+        head_dims: Sequence[int], compiled: bool, sinks: bool = False,
     ) -> None:  # fmt: skip
-        """`rotary` has the embedding of layers without a window (False), and that of the others if it differs."""
+        """`rotary` has the embedding of layers without a window (False), and that of the others if it differs.
+
+        `head_dims` are those of each layer.
+        """
+        self.varlen = mesh.device.type == "cuda"
+        """Whether layers get `DocumentBounds` in place of masks. A test sets it on the CPU, before the first batch."""
         self._rotary, self._dtype, self._mesh, self._device = rotary, dtype, mesh, mesh.device
         self._windows = tuple(None if sight == "state" else sight for sight in sights)
         self._states = tuple(sight == "state" for sight in sights)
-        self._head_dim, self._compiled, self._said = head_dim, compiled, False
+        self._head_dim, self._compiled, self._said = max(head_dims), compiled, False
+        faults = [flash_fault(mesh.device, dtype, size) if self.varlen else None for size in head_dims]
+        self._sdpa = [fault is None and not sinks for fault in faults]
+        """Whether torch's SDPA computes whole rows of each layer without a mask and without keeping scores."""
+        slow = [fault for fault, state in zip(faults, self._states, strict=True) if fault is not None and not state]
+        if slow and local_rank() == 0:
+            log.warning("attention of %d of %d layers runs in chunks of plain torch, which is slower: "
+                        "FlashAttention cannot compute it, because %s", len(slow), len(sights), slow[0])  # fmt: skip
         self._kept: tuple[tuple[int, int], Any] | None = None
         self._index = torch.empty(0, dtype=torch.int32)
 
@@ -53,8 +68,8 @@ class AttentionContext:
     ) -> tuple[torch.Tensor, list[Any], list[Any]]:
         """Positions [B or 1, own tokens], and each layer's rotary embeddings and mask (None: causal over the row).
 
-        The mask of a layer with a state is `RowDocuments`, that of another layer over cut rows `CutRows`. `length`
-        counts own tokens, `segments` has whole rows.
+        The mask of a layer with a state is `RowDocuments`, that of another layer over cut rows `CutRows`, and on CUDA
+        `DocumentBounds`. `length` counts own tokens, `segments` has whole rows.
 
         If positions are learned, the rotary embeddings are None. `segments` [B, S] on the host numbers the samples of a
         row; None makes every row one sample.
@@ -64,7 +79,7 @@ class AttentionContext:
         if self._kept is None or self._kept[0] != (batch, length):
             whole = length * self._mesh.cp
             positions = torch.arange(whole, device="cpu")[None]
-            masks = self._masks(whole)
+            masks = self._masks(positions.expand(batch, -1))
             self._say(whole, masked=any(mask is not None for mask in masks))
             self._kept = (batch, length), (*self._places(batch, positions), masks)
         return self._kept[1]
@@ -97,11 +112,23 @@ class AttentionContext:
         batch, length = segments.shape
         self._say(length, masked=True)
         positions = positions_within(segments)
-        number = to_device((positions == 0).cumsum(-1).int(), self._device)
-        masks = self._masks_apart(positions, number)
-        documents = RowDocuments(number, self._bounds(positions)) if any(self._states) else None
+        number = None
+        if any(self._states) or not self.varlen:
+            number = to_device((positions == 0).cumsum(-1).int(), self._device)
+        masks = self._documents(positions) if number is None or self.varlen else self._masks_apart(positions, number)
+        documents = None if number is None else RowDocuments(number, self._bounds(positions))
         each = zip(self._states, self._windows, strict=True)
         return *self._places(batch, positions), [documents if state else masks[window] for state, window in each]
+
+    def _documents(self, positions: torch.Tensor) -> dict[int | None, Any]:
+        """`DocumentBounds`, or `CutRows` with them, for each window, by positions [B, S] on the host."""
+        mesh, windows = self._mesh, {*self._windows}
+        if mesh.cp > 1:
+            index = self._tokens(positions.shape[1])
+            return {window: CutRows.by_documents(mesh, index, window, positions, self._compiled) for window in windows}
+        rows = DocumentBounds.of(find_bounds(positions), self._device, self._compiled)
+        longer = positions.shape[1]
+        return {one: rows._replace(window=one if one is not None and one < longer else None) for one in windows}
 
     def _masks_apart(self, positions: torch.Tensor, number: torch.Tensor) -> dict[int | None, Any]:
         """The mask of each window, by positions on the host and numbers of documents on the device."""
@@ -114,17 +141,24 @@ class AttentionContext:
         return {window: within if window is None else within & (back < window) for window in set(self._windows)}
 
     def _bounds(self, positions: torch.Tensor) -> torch.Tensor | None:
-        if self._device.type != "cuda":
+        """`RowDocuments.bounds`, which only layers with a state use."""
+        if self._device.type != "cuda" or not any(self._states):
             return None
-        begins = (positions.flatten() == 0).nonzero().flatten()
-        return to_device(torch.cat([begins, begins.new_tensor([positions.numel()])]).int(), self._device)
+        return to_device(find_bounds(positions)[1], self._device)
 
-    def _masks(self, length: int) -> list[Any]:
+    def _masks(self, positions: torch.Tensor) -> list[Any]:
+        """Each layer's mask over whole rows, by their positions [B, S] on the host."""
+        length = positions.shape[1]
+        cuts = [window if window is not None and length > window else None for window in self._windows]
+        layers = list(zip(self._states, self._sdpa, cuts, strict=True))
+        if self.varlen:
+            rows, whole = self._documents(positions), self._mesh.cp == 1
+            plain = (state or (whole and sdpa and cut is None) for state, sdpa, cut in layers)
+            return [None if one else rows[window] for one, window in zip(plain, self._windows, strict=True)]
         if self._mesh.cp > 1:
             index = self._tokens(length)
-            rows = {window: CutRows.of(self._mesh, index, window) for window in {*self._windows}}
-            return [None if state else rows[window] for state, window in zip(self._states, self._windows, strict=True)]
-        cuts = [window if window is not None and length > window else None for window in self._windows]
+            cut_rows = {cut: CutRows.of(self._mesh, index, cut) for cut in {*cuts}}
+            return [None if state else cut_rows[cut] for state, _, cut in layers]
         back = self._back(length)
         masks = {cut: None if cut is None else ((back >= 0) & (back < cut))[None, None] for cut in set(cuts)}
         return [masks[cut] for cut in cuts]

@@ -4,7 +4,8 @@ What computes each token by itself needs nothing else. Attention gathers the key
 at a time, as Llama 3 was trained (arXiv 2407.21783, section 3.3.2), so that each softmax is over the same numbers as
 with one rank. Queries are taken in chunks, each with its own piece of the mask and only the keys that it can see, and
 the backward pass gathers and computes again: no rank holds a mask, scores or the keys of whole rows for longer than one
-chunk or layer. A state that runs along the row (`delta`) trades tokens for heads.
+chunk or layer. On CUDA a chunk has documents in place of a mask (`varlen`), and is a whole piece. A state that runs
+along the row (`delta`) trades tokens for heads.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from smtrain.core.model.footprint import QUERIES
 from smtrain.worker.engine.native.comm import ProcessMesh, gather_into, scatter_sum_into, with_gradient
 from smtrain.worker.engine.native.sinks import attend_block
+from smtrain.worker.engine.native.varlen import DocumentBounds, find_bounds
+from smtrain.worker.engine.native.varlen import attend as attend_documents
 from smtrain.worker.engine.parts import part
 
 Inner = Callable[..., torch.Tensor]
@@ -49,6 +51,8 @@ class CutRows(NamedTuple):
     """int32 [B, S]: a number for each document of a row; None: each row is one."""
     window: int | None
     chunks: tuple[Chunk, ...]
+    documents: tuple[DocumentBounds, ...] | None = None
+    """One for each chunk, on devices whose attention takes documents in place of masks; a chunk is then a piece."""
 
     @classmethod
     def of(
@@ -56,36 +60,28 @@ class CutRows(NamedTuple):
         positions: torch.Tensor | None = None,
     ) -> CutRows:  # fmt: skip
         """`positions` [B, S] on the host tell which keys no query of a chunk can see; they decide about shapes."""
-        length = len(tokens)
+        window = None if window is None or window >= len(tokens) else window
+        return cls(mesh, tokens, number, window, _chunks(mesh, len(tokens), _queries(mesh), window, positions))
+
+    @classmethod
+    def by_documents(
+        cls, mesh: ProcessMesh, tokens: torch.Tensor, window: int | None, positions: torch.Tensor, compiled: bool
+    ) -> CutRows:
+        """The same without masks, from positions [B, S] on the host."""
+        length = positions.shape[1]
         window = None if window is None or window >= length else window
-        free = mesh.device.type == "cuda" and number is None and window is None
-        size = length if free else _queries(mesh)
-        chunks, start = list[Chunk](), 0
-        for first, end in mesh.own_pieces(length):
-            for at in range(first, end, size):
-                low = 0 if positions is None else at - int(positions[:, at].max())
-                if window is not None:
-                    low = max(low, at - window + 1)
-                stop = start + min(size, end - at)
-                chunks.append(Chunk(start, stop, at, low))
-                start = stop
-        return cls(mesh, tokens, number, window, tuple(chunks))
+        chunks = _chunks(mesh, length, length, window, positions)
+        bounds = (find_bounds(positions, chunk.at, chunk.low, chunk.end) for chunk in chunks)
+        documents = (DocumentBounds.of(host, mesh.device, compiled)._replace(window=window) for host in bounds)
+        return cls(mesh, tokens, None, window, chunks, tuple(documents))
 
-    def bounded(self) -> CutRows:
-        """The same with chunks of the usual size, for an `Inner` that keeps scores."""
-        size, parts = _queries(self.mesh), list[Chunk]()
-        for start, stop, first, low in self.chunks:
-            parts += [Chunk(own, min(own + size, stop), first + own - start, low) for own in range(start, stop, size)]
-        return self._replace(chunks=tuple(parts))
+    def sight(self, index: int) -> Any:
+        """The keys that the queries of a chunk see, for `Inner`: its documents or its mask."""
+        return self.mask(self.chunks[index]) if self.documents is None else self.documents[index]
 
-    def mask(self, chunk: Chunk) -> Any:
-        """Whether each query of a chunk sees each key from `chunk.low` on, [B or 1, 1, n, L]; torch's causal bias on
-        CUDA if that is all."""
+    def mask(self, chunk: Chunk) -> torch.Tensor:
+        """Whether each query of a chunk sees each key from `chunk.low` on, [B or 1, 1, n, L]."""
         start, stop, low = chunk.at, chunk.end, chunk.low
-        if self.number is None and self.window is None and self.mesh.device.type == "cuda":
-            from torch.nn.attention.bias import causal_lower_right  # it imports torch._dynamo, a second of each start
-
-            return causal_lower_right(stop - start, stop - low)
         query, key = self.tokens[start:stop, None], self.tokens[low:stop]
         seen = query >= key if self.window is None else (query >= key) & (query < key + self.window)
         if self.number is None:
@@ -101,17 +97,40 @@ def _queries(mesh: ProcessMesh) -> int:
     return QUERIES.get(mesh.device.type, QUERIES["cuda"])
 
 
+def _chunks(
+    mesh: ProcessMesh, length: int, size: int, window: int | None, positions: torch.Tensor | None
+) -> tuple[Chunk, ...]:
+    """This rank's tokens in chunks of at most `size` queries."""
+    chunks, start = list[Chunk](), 0
+    for first, end in mesh.own_pieces(length):
+        for at in range(first, end, size):
+            low = 0 if positions is None else at - int(positions[:, at].max())
+            if window is not None:
+                low = max(low, at - window + 1)
+            stop = start + min(size, end - at)
+            chunks.append(Chunk(start, stop, at, low))
+            start = stop
+    return tuple(chunks)
+
+
 def attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rows: CutRows, scaling: float | None,
-    inner: Inner | None = None, parameters: Sequence[torch.Tensor] = (),
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """Attention [B, own tokens, heads, D] of q, k and v [B, heads, own tokens, D] over whole rows.
-
-    `inner` computes a chunk from q, k, v, mask, scale and `parameters`, which get a gradient too.
-    """
+    """Attention [B, own tokens, heads, D] of q, k and v [B, heads, own tokens, D] over whole rows; `sinks` [heads]."""
+    inner: Inner = _products if sinks is None else _with_sinks
+    if rows.documents is not None:
+        inner = _of_documents
     apply: Any = _Attention.apply
-    out: torch.Tensor = apply(query, key, value, rows, scaling, inner or _products, *parameters)
+    out: torch.Tensor = apply(query, key, value, rows, scaling, inner, *([] if sinks is None else [sinks]))
     return out.transpose(1, 2).contiguous()
+
+
+def _of_documents(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: DocumentBounds, scaling: float | None,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    return attend_documents(q, k, v, documents, scaling, sinks).transpose(1, 2)
 
 
 def _products(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, scaling: float | None) -> torch.Tensor:
@@ -139,9 +158,9 @@ class _Attention(torch.autograd.Function):
         keys, values = (_gathered(x, rows.mesh) for x in (k, v))
         out = [
             inner(
-                q[:, :, c.start : c.stop], rows.keys(keys, c), rows.keys(values, c), rows.mask(c), scaling, *parameters
+                q[:, :, c.start : c.stop], rows.keys(keys, c), rows.keys(values, c), rows.sight(i), scaling, *parameters
             )
-            for c in rows.chunks
+            for i, c in enumerate(rows.chunks)
         ]
         return torch.cat(out, 2)
 
@@ -154,14 +173,14 @@ class _Attention(torch.autograd.Function):
         sums = [torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (keys, values)]
         more = [torch.zeros_like(p, dtype=torch.float32) for p in parameters]
         of_q = []
-        for chunk in rows.chunks:
+        for i, chunk in enumerate(rows.chunks):
             with torch.enable_grad():
                 given = [
                     x.detach().requires_grad_()
                     for x in (q[:, :, chunk.start : chunk.stop], rows.keys(keys, chunk), rows.keys(values, chunk),
                               *parameters)
                 ]  # fmt: skip
-                out = ctx.inner(*given[:3], rows.mask(chunk), ctx.scaling, *given[3:])
+                out = ctx.inner(*given[:3], rows.sight(i), ctx.scaling, *given[3:])
             own = grad[:, :, chunk.start : chunk.stop]
             made = torch.autograd.grad(out, given, own)
             of_q.append(made[0])
@@ -222,32 +241,8 @@ def heads_for_tokens(x: torch.Tensor, mesh: ProcessMesh) -> torch.Tensor:
     return mine.permute(1, 2, 0, 3).flatten(2, 3)
 
 
-def _of_transformers(
-    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: CutRows,
-    scaling: float | None = None, s_aux: torch.Tensor | None = None, **_: Any,
-) -> tuple[torch.Tensor, None]:  # fmt: skip
-    if s_aux is None:
-        return attend(query, key, value, attention_mask, scaling), None
-    return attend(query, key, value, attention_mask.bounded(), scaling, _with_sinks, [s_aux]), None
-
-
 def _with_sinks(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, scaling: float, sinks: torch.Tensor
 ) -> torch.Tensor:
-    from torch.nn.attention.bias import CausalBias
-
     k, v = (_repeated(x, q.shape[1] // k.shape[1]) for x in (k, v))
-    return attend_block(q, k, v, sinks, None if isinstance(mask, CausalBias) else mask, scaling)
-
-
-NAME = "smtrain_cut_rows"
-
-
-def register() -> str:
-    """Make transformers know this attention, whose `attention_mask` is `CutRows`; returns its name.
-
-    Called only by a stage with cut rows: `torch.compiler.disable` imports torch._dynamo, a second of each start.
-    """
-    # A compiler would have to see through the messages and the second backward pass.
-    ALL_ATTENTION_FUNCTIONS.register(NAME, torch.compiler.disable(_of_transformers))  # type: ignore[no-untyped-call]
-    return NAME
+    return attend_block(q, k, v, sinks, mask, scaling)

@@ -17,6 +17,7 @@ from smtrain.worker.engine.native import comm
 from smtrain.worker.engine.native.delta import NetState, with_state
 from smtrain.worker.engine.native.pipeline import Pipeline
 from smtrain.worker.engine.native.stage import Stage
+from smtrain.worker.engine.native.varlen import DocumentBounds
 
 _CACHES = ("cache", "past_key_values", "layer_past")
 """Names of a block's argument for the cache, in the order of transformers' releases, the newest first."""
@@ -79,7 +80,11 @@ class Remembering:
         positions = (mask.cumsum(1) - 1).clamp(min=0)
         rotary = self._rotary(positions, new)
         padded = bool((mask == 0).any())
-        looks = {window: _seen(mask, new, window, padded) for window in set(described.windows)}
+        windows = set(described.windows)
+        if stage.context.varlen and new > 1:  # one new token needs no mask of its text's length squared
+            looks = self._documents(mask, new, windows)
+        else:
+            looks = {window: _seen(mask, new, window, padded) for window in windows}
         number = torch.where(mask[:, -new:] > 0, 0, -1).int() if padded else None
         own = positions[:, -new:]
         h = stage._embed(x) if stage.first else x
@@ -95,6 +100,18 @@ class Remembering:
                 kwargs |= {"position_ids": own, **dict.fromkeys(stage._turned_by, turned)}
             h = stage.layers(block, h, **kwargs)
         return stage.norm(h) if stage.norm is not None else h
+
+    def _documents(self, mask: torch.Tensor, new: int, windows: set[int | None]) -> dict[int | None, Any]:
+        """The documents of new tokens on CUDA: the padding that begins a row is one, and its text another."""
+        batch, total = mask.shape
+        padding = (mask == 0).sum(1).cpu()
+        row = torch.arange(batch)
+        first = torch.stack([row * new, row * total], 1)
+        text = torch.stack([row * new + (padding - total + new).clamp(min=0), row * total + padding], 1)
+        bounds = torch.stack([first, text], 1).flatten(0, 1).T
+        host = torch.cat([bounds, bounds.new_tensor([[batch * new], [batch * total]])], 1).int().contiguous()
+        rows = DocumentBounds.of(host, self.mesh.device, compiled=False)
+        return {window: rows._replace(window=window) for window in windows}
 
     def _rotary(self, positions: torch.Tensor, new: int) -> dict[bool, Any]:
         """Rotary embeddings of the new positions, with (True) and without a window."""

@@ -1,7 +1,8 @@
 """Attention with sinks (gpt-oss): a trained number for each head is one more score, whose value is zero.
 
-torch's kernels have no such column. Here blocks of queries meet only the keys that they may see, and the scores of a
-block are computed again in the backward pass if a row has several blocks: memory is that of one block.
+torch's kernels have no such column. `varlen` adds it to their result on CUDA. Here blocks of queries meet only the
+keys that they may see, and the scores of a block are computed again in the backward pass if a row has several blocks:
+memory is that of one block.
 """
 
 from __future__ import annotations
@@ -10,17 +11,8 @@ from typing import Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from smtrain.core.model.footprint import SINK_QUERIES
-
-NAME = "smtrain_sinks"
-
-
-def register() -> str:
-    """Make transformers know this attention; returns its name."""
-    ALL_ATTENTION_FUNCTIONS.register(NAME, attend)
-    return NAME
 
 
 def attend(

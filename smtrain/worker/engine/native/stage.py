@@ -35,7 +35,7 @@ from smtrain.worker.checkpoint.dtypes import BY_PRECISION
 from smtrain.worker.checkpoint.sources import WeightSource
 from smtrain.worker.engine.base import ParallelOptions
 from smtrain.worker.engine.initial import RandomFactors, RandomWeights, name_in
-from smtrain.worker.engine.native import comm, cut_rows, sinks
+from smtrain.worker.engine.native import attention_function, comm
 from smtrain.worker.engine.native.attention import AttentionContext
 from smtrain.worker.engine.native.balance import Balance
 from smtrain.worker.engine.native.comm import ProcessMesh
@@ -77,7 +77,7 @@ class Stage(nn.Module):
             if getattr(self.config, key, 0):
                 value = getattr(self.config, key)
                 log.warning("config.json has %s = %s: the native engine trains without dropout", key, value)
-        implementation = sinks.register() if layout.shape.rules.sinks else "sdpa"
+        implementation = attention_function.register(options.compile)
         with torch.device("meta"):
             self.model: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
                 self.config, attn_implementation=implementation, dtype=self.dtype
@@ -91,7 +91,7 @@ class Stage(nn.Module):
         if mesh.tp > 1:
             self._insert_collectives()
         if mesh.cp > 1:
-            self._cut_rows()
+            self._check_cut_rows()
         self.trained, self.dropout = self.dense, None
         self.trained_experts = self.experts if self.experts is not self.dense else None
         """The parameters of experts, if they are divided over other ranks than `trained`."""
@@ -107,8 +107,9 @@ class Stage(nn.Module):
         kept = [one for one in (self.dropout, self.balance) if one is not None]
         self.layers = Layers(self.blocks, self.mixers, options, kept, mesh.device.type)
         self.context = AttentionContext(
-            self.rotary, self._sights(), self.dtype, mesh, layout.shape.widest_head, options.compile
-        )
+            self.rotary, self._sights(), self.dtype, mesh, [kind.head_dim for kind in layout.shape.by_layer],
+            options.compile, layout.shape.rules.sinks,
+        )  # fmt: skip
 
     def own(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield (file name, local parameter) of this rank; a tied matrix of one stage comes once."""
@@ -263,13 +264,9 @@ class Stage(nn.Module):
             elif turned:
                 module.nf = module.weight.shape[1]
 
-    def _cut_rows(self) -> None:
-        """Let attention see the tokens of the other context-parallel ranks."""
+    def _check_cut_rows(self) -> None:
         if faults := self.layout.shape.mesh_faults(self.mesh.tp, self.mesh.pp, cp=self.mesh.cp):
             raise ConfigError(faults, code="config.combination")
-        for attention in self.mixers:
-            if hasattr(attention, "config"):
-                attention.config._attn_implementation = cut_rows.register()
 
     def _sights(self) -> tuple[int | Literal["state"] | None, ...]:
         """Each layer's view of a row, for `AttentionContext`."""

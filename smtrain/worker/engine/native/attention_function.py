@@ -1,0 +1,47 @@
+"""The attention of all layers, as transformers calls it; the type of `attention_mask` chooses how it runs.
+
+| attention_mask | made for | runs |
+|---|---|---|
+| None: causal over the row | whole rows, one new token | torch's SDPA |
+| a tensor, true for keys that a query sees | the CPU and Neuron; generation | torch's SDPA |
+| None or a tensor, and sinks (gpt-oss) | the CPU and Neuron; generation | `sinks` |
+| `DocumentBounds` | CUDA: documents, windows, sinks, or no FlashAttention | `varlen` |
+| `CutRows` | context parallelism | `cut_rows`: one of the above for each chunk |
+
+`AttentionContext` and `Remembering` choose the mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from smtrain.worker.engine.native import cut_rows, sinks, varlen
+
+
+def register(compiled: bool) -> str:
+    """Make this attention known to transformers; returns its name there."""
+    name, over_cut_rows = "smtrain", cut_rows.attend
+    if compiled:  # a compiler would have to see through the messages and the second backward pass
+        name, over_cut_rows = "smtrain_compiled", torch.compiler.disable(cut_rows.attend)  # type: ignore[no-untyped-call]
+    ALL_ATTENTION_FUNCTIONS.register(name, partial(_attend, over_cut_rows))
+    return name
+
+
+def _attend(
+    over_cut_rows: Callable[..., torch.Tensor], module: Any, query: torch.Tensor, key: torch.Tensor,
+    value: torch.Tensor, attention_mask: Any, scaling: float | None = None, s_aux: torch.Tensor | None = None,
+    **rest: Any,
+) -> tuple[torch.Tensor, None]:  # fmt: skip
+    """Attention [B, n, heads, D] of q, k and v [B, heads, n or keys, D]."""
+    if isinstance(attention_mask, varlen.DocumentBounds):
+        return varlen.attend(query, key, value, attention_mask, scaling, s_aux), None
+    if isinstance(attention_mask, cut_rows.CutRows):
+        return over_cut_rows(query, key, value, attention_mask, scaling, s_aux), None
+    plain: Any = ALL_ATTENTION_FUNCTIONS["sdpa"] if s_aux is None else sinks.attend
+    made: tuple[torch.Tensor, None] = plain(module, query, key, value, attention_mask, scaling=scaling, **rest)
+    return made
