@@ -191,7 +191,9 @@ class Work:
     """False if scores are written to memory (stacks of 2023, TorchNeuron without its flash kernel, engine nxd with
     samples apart), which makes attention far slower."""
     apart: bool = False
-    """Whether a mask keeps the samples or documents of a row apart."""
+    """Whether attention keeps the samples or documents of a row apart."""
+    varlen: bool = False
+    """Whether attention takes the bounds of documents in place of a mask: engine native on GPUs."""
     gathers_again: bool = False
     """With sequence parallelism: whether the backward pass gathers a region's input again (neuronx-distributed,
     Megatron), or keeps the whole input from the forward pass (native engine)."""

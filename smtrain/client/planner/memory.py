@@ -24,7 +24,7 @@ from smtrain.client.planner.machines import (
     trained_numbers,
 )
 from smtrain.core.model.families import DeltaSizes, ModelShape, Role
-from smtrain.core.model.footprint import QUERIES, SINK_QUERIES, loss_rows
+from smtrain.core.model.footprint import CHUNK_SCORES, FLASH_HEAD, QUERIES, SINK_QUERIES, loss_rows
 from smtrain.core.model.lora import A, AdapterShape, Lora
 
 # Outside of tensors: the runtime, buffers of collectives, loaded graphs. An assumption, not yet measured on a device.
@@ -69,6 +69,7 @@ class HostMemory:
 
 def core_memory(work: Work, machine: Machine, mesh: Mesh, stage: int) -> CoreMemory:
     """Peak of a rank of a pipeline stage: the largest of the moments of a micro-batch and the optimizer's step."""
+    work = replace(work, varlen=machine.accelerated and not machine.neuron and not work.gathers_again)
     numbers = trained_numbers(work, mesh, stage)
     held = stage_numbers(work.shape, mesh, stage) if work.lora else 0  # frozen weights
     (padded, shard), width = optimizer_share(work, mesh, stage), work.width
@@ -290,6 +291,8 @@ def _saved_by_expert_factors(work: Work, mesh: Mesh, lora: Lora) -> float:
 def _scores(work: Work, mesh: Mesh) -> float:
     """Bytes per token that a layer keeps of its attention weights if they are written to memory, and of a mask."""
     w, heads = work.width, work.shape.heads / mesh.tp
+    if work.varlen:
+        return 0.0
     if work.shape.rules.sinks and mesh.cp == 1:
         # An fp32 softmax, in half precision a copy of it, and a mask; of several blocks nothing.
         alone = work.seq_len <= SINK_QUERIES
@@ -346,6 +349,8 @@ def _moments(work: Work, machine: Machine, mesh: Mesh, stage: int, numbers: int)
     moments += _net_moments(work, mesh, stage, saved, kept)
     if mesh.cp > 1:
         moments += _cut_moments(work, machine, mesh, stage, kept + again)
+    elif work.varlen:
+        moments.append((kept + again, 0.0, max((_chunk_scores(kind, mesh) for kind in kinds), default=0.0)))
     elif shape.rules.sinks and kinds:  # gradients of a block's probabilities and scores, and if it is made again these
         size = min(work.seq_len, SINK_QUERIES) * float(tokens) * shape.heads / mesh.tp
         each_score = 8.0 if work.seq_len <= SINK_QUERIES else 11.0  # the second is fitted to peaks of fp32 and bf16
@@ -451,14 +456,23 @@ def _standing(work: Work, mesh: Mesh) -> float:
     """Bytes of ids and labels of the batch, rotary tables, and the mask if there is one."""
     shape, t = work.shape, work.seq_len / mesh.cp
     ids = 16.0 * work.global_batch / mesh.dp * t
-    mask = float(mesh.micro_batch * t * t) if work.masked and mesh.cp == 1 else 0.0
+    mask = float(mesh.micro_batch * t * t) if work.masked and mesh.cp == 1 and not work.varlen else 0.0
     return ids + t * (2.0 * work.width * sum({kind.head_dim for kind in shape.kinds}) + 8) + mask
 
 
 def _repeats(work: Work, mesh: Mesh) -> bool:
     """Whether attention keeps keys and values once for each query head: torch's kernels with a mask need it, and the
-    attention with sinks does it."""
-    return (work.masked or work.shape.rules.sinks) and mesh.cp == 1
+    attention with sinks under masks does it."""
+    return (work.masked or work.shape.rules.sinks) and mesh.cp == 1 and not work.varlen
+
+
+def _chunk_scores(work: Work, mesh: Mesh) -> float:
+    """Bytes of the scores of a chunk, their gradients, and both in the width of activations, on a GPU whose
+    FlashAttention does not take the format or the heads of a layer."""
+    if work.width == 2 and work.shape.head_dim <= FLASH_HEAD:
+        return 0.0
+    scores = min(CHUNK_SCORES, work.shape.heads / mesh.tp * min(QUERIES["cuda"], work.seq_len) * work.seq_len)
+    return (8.0 + 2 * work.width) * scores
 
 
 def _cut_moments(
@@ -466,7 +480,8 @@ def _cut_moments(
 ) -> Iterator[tuple[float, float, float]]:
     """The same when attention over cut rows is computed again, on the rank whose queries see whole rows.
 
-    Keys and values of whole rows, their gradients in fp32, those of the last chunk, and the chunk's mask.
+    Keys and values of whole rows, their gradients in fp32, those of the last chunk, and the chunk's mask. On GPUs there
+    is no mask, and FlashAttention makes the gradients of keys and values for each head of queries first.
     """
     shape, w, tokens = work.shape, work.width, work.seq_len * mesh.micro_batch // mesh.cp
     layers = stage_layers(shape, mesh.pp, stage, mesh.layers)
@@ -483,6 +498,8 @@ def _cut_moments(
     gone += 0 if shape.plain else tokens * _norm_bytes(work) * shape.hidden / _along_sequence(mesh)
     keys, mask = whole * kv * 2 * (w + 4), queries * work.seq_len * (mesh.micro_batch if work.apart else 1)
     mask_or_gradients = max((1 + w) * mask, w * mask + whole * kv * 2 * w)
+    if work.varlen:
+        mask_or_gradients = whole * (q + kv) * 2.0 * w + _chunk_scores(work.of_kind(one), mesh)
     waiting = (3 if shape.plain else 1) * shape.hidden  # gradients: of the residual, of the MLP and of its norm's input
     if machine.neuron:  # scores, their softmax, and the gradients of both
         mask_or_gradients += 4.0 * w * one.heads / mesh.tp * queries * whole

@@ -22,16 +22,17 @@ from smtrain.worker.train.operators import HeldBytes
 
 def peak(
     rank: int, config: dict[str, Any], options: ParallelOptions, batch: int, seq_len: int, lora: Lora | None = None,
-    paired: bool = False, packed: bool = False,
+    paired: bool = False, packed: bool = False, varlen: bool = False,
 ) -> tuple[int, int, int, float]:  # fmt: skip
     """(pipeline stage, bytes between steps, peak bytes in a step, its experts' rows over the mean) of this rank.
 
     `batch` samples for each dp rank. `paired`: two pairs of answers in each row, whose reference has its pass in the
-    peak too. `packed`: four samples in each row.
+    peak too. `packed`: four samples in each row. `varlen`: attention takes documents in place of masks, as on CUDA.
     """
     with HeldBytes() as held:
         preference = PreferenceOptions() if paired else None
         engine = NativeEngine(config, options, OptimizerOptions(), None, 0, lora, preference)
+        engine.stage.context.varlen = varlen
         ids = torch.randint(config["vocab_size"], (batch, seq_len), generator=torch.Generator().manual_seed(rank))
         pairs: tuple[torch.Tensor, ...] = ()
         if paired:
@@ -210,6 +211,7 @@ def compare(
     seq_len: int = SEQ_LEN,
     batch: int = BATCH,
     packed: bool = False,
+    varlen: bool = False,
 ) -> list[tuple[int, int, float]]:
     """(stage, measured, predicted) peak bytes of the rank of each pipeline stage that needed most."""
     from smtrain.client.planner.machines import Machine, Mesh, Work
@@ -222,12 +224,13 @@ def compare(
     shape = ModelShape.from_config(described)
     targets = ("all-linear", *(STACKED if shape.experts else ()))
     lora = Lora(8, 16.0, targets=targets_of(shape, targets)) if adapted else None
-    measured = worlds[size].run(peak, described, o, batch // o.dp, seq_len, lora, paired, packed)
+    measured = worlds[size].run(peak, described, o, batch // o.dp, seq_len, lora, paired, packed, varlen)
     worst = [max((row for row in measured if row[0] == s), key=lambda row: row[2]) for s in range(o.pp)]
     work = Work(shape, seq_len, batch, o.precision, lora=lora, apart=paired or packed)
-    machine = Machine("cpu", 1, size, 1e12, 1e12, 1e12, 1e9, accelerated=False)
+    machine = Machine("cpu", 1, size, 1e12, 1e12, 1e12, 1e9, accelerated=varlen, link=1e9 * varlen)
     cut = Mesh(o.tp, o.pp, o.dp, o.micro_batch_size, o.activation_checkpointing, o.sequence_parallel, o.cp, ep=o.ep)
     return [
-        (stage, top, core_memory(replace(work, skew=share), machine, cut, stage).total)
+        (stage, top, memory.total - memory.runtime)
         for stage, _, top, share in worst
+        for memory in [core_memory(replace(work, skew=share), machine, cut, stage)]
     ]

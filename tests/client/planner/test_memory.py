@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from smtrain.client.planner.machines import GIB, Machine, Mesh, Work, named_shape
-from smtrain.client.planner.memory import KEPT_BY, checkpoint_bytes, core_memory, host_memory, worst_core
+from smtrain.client.planner.memory import (
+    KEPT_BY,
+    checkpoint_bytes,
+    core_memory,
+    host_memory,
+    saved_per_token,
+    worst_core,
+)
 from smtrain.core.model.families import ModelShape
+from smtrain.core.model.footprint import CHUNK_SCORES
 from smtrain.core.model.hf_config import ACTIVATIONS
+from smtrain.core.model.lora import Lora, targets_of
 from tests.client.planner.peaks import ADAPTED, COMBINATIONS, CUT, LONG, MIXED, PAIRED, compare
 from tests.worker.engine.world import World
 
@@ -66,6 +76,18 @@ def test_so_it_is_with_rows_cut_over_ranks(family: str, mesh: str, worlds: dict[
         assert predicted == pytest.approx(measured, rel=0.03), f"stage {stage}"
 
 
+@pytest.mark.full  # the next tests find a mask or scores that are counted
+@pytest.mark.parametrize(("family", "mesh", "packed"), [
+    ("llama", "111 m2 bf16", True), ("mistral", "111 m2 bf16", False), ("gpt_oss", "111 m2 bf16", False),
+    ("llama", "111 cp2 m2 bf16", True),
+])  # fmt: skip
+def test_so_it_is_with_documents_in_place_of_masks(
+    family: str, mesh: str, packed: bool, worlds: dict[int, World]
+) -> None:
+    for stage, measured, predicted in compare(family, mesh, worlds, seq_len=256, batch=4, packed=packed, varlen=True):
+        assert predicted == pytest.approx(measured, rel=0.03), f"stage {stage}"
+
+
 @pytest.mark.full  # the next test finds a mask that is not counted, tests/worker/engine/test_experts.py runs the rows
 @pytest.mark.parametrize(("family", "mesh", "tokens", "packed"), MIXED)
 def test_so_it_is_with_experts_and_packed_rows(
@@ -113,12 +135,34 @@ def test_a_row_of_64k_tokens_is_not_bound_by_its_logits() -> None:
     assert need.total / GIB - 1 < 34  # the runtime's reserve apart
 
 
-def test_every_layer_keeps_the_mask_of_packed_rows() -> None:
+def test_every_layer_keeps_the_mask_of_packed_rows_but_on_gpus() -> None:
     shape = named_shape("llama-2-7b")  # as many heads of keys as of queries, which a mask does not multiply
     assert shape is not None
-    machine, mesh = Machine.of("ml.p5.48xlarge", 1), Mesh(1, 1, 8, 2)
-    packed, plain = (core_memory(Work(shape, 4096, 16, apart=apart), machine, mesh, 0) for apart in (True, False))
-    assert packed.activations - plain.activations == pytest.approx(32 * 2 * 4096**2 * 2)
+    for name, masks in (("ml.trn2.48xlarge", 1), ("ml.p5.48xlarge", 0)):
+        machine, mesh = Machine.of(name, 1), Mesh(1, 1, 8, 2)
+        packed, plain = (core_memory(Work(shape, 4096, 16, apart=apart), machine, mesh, 0) for apart in (True, False))
+        assert packed.activations - plain.activations == pytest.approx(masks * 32 * 2 * 4096**2 * 2), name
+        assert packed.buffers - plain.buffers == pytest.approx(masks * 2 * 4096**2, abs=1), name
+
+
+def test_gpus_keep_no_scores_of_sinks() -> None:
+    sinks = named_shape("gpt-oss-20b")
+    assert sinks is not None
+    masked, by_documents = (saved_per_token(Work(sinks, 1024, 8, varlen=on), Mesh(8, 1, 1)) for on in (False, True))
+    assert masked - by_documents > 6 * sinks.heads / 8 * 1024
+
+
+def test_gpus_hold_the_scores_of_a_chunk_that_flash_attention_does_not_take() -> None:
+    small, gpu = named_shape("llama-3.1-8b"), Machine.of("ml.p5.48xlarge", 1)
+    assert small is not None
+    mesh, wide = Mesh(8, 1, 1, recompute="full"), replace(small, head_dim=512)
+    lora = Lora(8, 16.0, targets=targets_of(small, ("all-linear",)))  # whose optimizer needs no buffers to speak of
+    works = Work(small, 8192, 8, lora=lora), Work(small, 8192, 8, "fp32", lora=lora), Work(wide, 8192, 8, lora=lora)
+    half, single, large = (core_memory(work, gpu, mesh, 0) for work in works)
+    scores = 4 * 1024 * 8192
+    assert scores < CHUNK_SCORES
+    assert single.buffers > 16 * scores
+    assert large.buffers > 12 * scores > half.buffers
 
 
 def test_there_are_combinations_of_everything() -> None:
