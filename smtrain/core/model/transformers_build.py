@@ -12,7 +12,7 @@ from transformers import AutoConfig
 from transformers.activations import ACT2FN
 
 from smtrain.core.errors import CheckpointError
-from smtrain.core.model.families import FAMILIES, FULL, SLIDING
+from smtrain.core.model.families import FAMILIES, FULL, SLIDING, ModelShape
 from smtrain.core.model.hf_config import ACTIVATIONS, HFConfig, explicit
 from smtrain.core.model.rope import Rope
 
@@ -31,10 +31,16 @@ def transformers_config(config: Mapping[str, Any]) -> Any:
             f"{family.since}"
         )
     try:
-        return AutoConfig.for_model(**written)
+        made = AutoConfig.for_model(**written)
     except Exception as error:  # its validation errors have no common class
         reason = " ".join(str(error).split())
         raise CheckpointError(f"transformers does not take this config.json: {reason}") from None
+    shape = ModelShape.from_config(written)
+    # torch's grouped_mm, which transformers 5 prefers, fails if rows of 16-bit numbers are not multiples of 16 bytes.
+    uneven = shape.experts is not None and any(width % 8 for width in (shape.hidden, shape.experts.width))
+    if uneven and hasattr(made, "_experts_implementation"):
+        made._experts_implementation = "eager"
+    return made
 
 
 def check_model(model: Any, config: HFConfig) -> None:
