@@ -34,10 +34,11 @@ from smtrain.worker.engine.initial import RandomFactors, RandomWeights
 from smtrain.worker.engine.native import comm, persist
 from smtrain.worker.engine.native.attention import packed
 from smtrain.worker.engine.native.comm import Numbers, ProcessMesh, to_device
+from smtrain.worker.engine.native.norms import parts_of
 from smtrain.worker.engine.native.pipeline import MicroBatch, Pipeline
 from smtrain.worker.engine.native.preference import PairBatch, PreferenceLoss, pair_counts
 from smtrain.worker.engine.native.stage import Stage
-from smtrain.worker.engine.native.zero1 import Zero1AdamW, parts_of
+from smtrain.worker.engine.native.zero1 import Zero1AdamW
 from smtrain.worker.engine.parts import part
 from smtrain.worker.engine.saving import Saver, local_rank
 

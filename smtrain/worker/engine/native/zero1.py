@@ -8,21 +8,20 @@ bf16 and fp16 there is a master copy.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from smtrain.core.model.families import LAYER, ModelShape
 from smtrain.worker.engine.base import OptimizerOptions
 from smtrain.worker.engine.native.comm import ProcessMesh
 from smtrain.worker.engine.native.exchange import GradientSums, WeightShares
 from smtrain.worker.engine.native.gradients import Gradients, Trained
+from smtrain.worker.engine.native.norms import Range, merge, part_of
 from smtrain.worker.engine.native.scaling import LossScale
 from smtrain.worker.engine.native.stage import Stage
 from smtrain.worker.engine.parts import part
-
-_CHUNK = 4096  # numbers in one fp32 norm: over 10 M at once it is off by 4e-4
 
 
 class OptimizerShard:
@@ -39,7 +38,8 @@ class OptimizerShard:
         kv_heads = [kind.kv_heads for kind in trained.layout.shape.kinds]
         self._summed_over_copies: dict[int, list[torch.Tensor]] = {count: [] for count in kv_heads}
         self._tied: torch.Tensor | None = None
-        self._weights: list[tuple[int, int, float, str]] = []
+        self._weighted: list[tuple[int, int, float, str]] = []
+        """The ranges of this rank's part, their weight in norms, and the parameter of each."""
         layout, late = trained.layout, set[str]()
         self._shape = layout.shape
         for name, at, size in self.table.entries:
@@ -57,7 +57,9 @@ class OptimizerShard:
                 weight = weight if stage.first else 0.0
             low, high = max(at, self.start), min(at + size, self.start + self.shard)
             if low < high and weight:
-                self._weights.append((low - self.start, high - self.start, weight, name))
+                self._weighted.append((low - self.start, high - self.start, weight, name))
+        self._by_part: dict[bool, list[Range]] = {}
+        self._ranges = merge((start, stop, weight, "") for start, stop, weight, _ in self._weighted)
         self._copies_groups = {count: mesh.subgroup("tp", layout.kv_groups(count)) for count in kv_heads}
         ends = [(0, mesh.pp - 1)] if layout.shape.tied and mesh.pp > 1 else []
         self._tied_group = mesh.subgroup("pp", ends)
@@ -114,24 +116,32 @@ class OptimizerShard:
 
     def add_squares(self, total: torch.Tensor) -> None:
         """Add the squares of this rank's gradients to `total`; copies of a number share its weight."""
-        for start, stop, weight, _ in self._weights:
-            total += weight * _square_sum(self._grad_part[start:stop])
+        for range_ in self._ranges:
+            total += range_.square(self._grad_part)
 
-    def squares(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The squares of this rank's trained parameters, by name; copies of a number share its weight."""
-        for start, stop, weight, name in self._weights:
-            if self.gradients.expected(name):
-                yield name, weight * _square_sum(self.master[start:stop])
+    def squares(self, by_part: bool) -> Iterator[tuple[str, torch.Tensor]]:
+        """The squares of this rank's trained parameters, by `part_of` or together; copies share a number's weight."""
+        if by_part not in self._by_part:
+            self._by_part[by_part] = merge(
+                (start, stop, weight, part_of(self._shape, name) if by_part else "")
+                for start, stop, weight, name in self._weighted
+                if self.gradients.expected(name)
+            )
+        for range_ in self._by_part[by_part]:
+            yield range_.part, range_.square(self.master)
 
-    def update(self, lr: float, shrunk: torch.Tensor | None, found_inf: torch.Tensor | None) -> None:
-        """Multiply the gradients by `shrunk`, update, and begin to share the new parameters."""
-        if found_inf is not None:
-            self._adamw.found_inf = found_inf  # type: ignore[attr-defined]  # fused AdamW skips the step, as with GradScaler
-        if shrunk is not None:
-            self._grad_part.mul_(shrunk)
-        for group in self._adamw.param_groups:
+    def update(self, lr: float, divisor: torch.Tensor | None, found_inf: torch.Tensor | None) -> None:
+        """Divide the gradients by `divisor`, update, and begin to share the new parameters."""
+        adamw: Any = self._adamw
+        adamw.found_inf = found_inf  # fused AdamW skips the step, as with GradScaler
+        adamw.grad_scale = None
+        if divisor is not None and self.master.device.type in ("cpu", "cuda"):
+            adamw.grad_scale = divisor  # fused AdamW divides while it updates, which saves a pass over memory
+        elif divisor is not None:
+            self._grad_part.div_(divisor)
+        for group in adamw.param_groups:
             group["lr"] = lr
-        self._adamw.step()
+        adamw.step()
         self.publish()
         self.gradients.begin()
 
@@ -191,13 +201,13 @@ class Zero1AdamW(OptimizerShard):
             norm = norm / scaling.scale
             overflowed = norm.isfinite().logical_not()
             found_inf = overflowed.float()
-        shrunk = (self.options.grad_clip / (norm + 1e-6)).clamp(max=1.0) if self.options.grad_clip else None
+        divisor = ((norm + 1e-6) / self.options.grad_clip).clamp(min=1.0) if self.options.grad_clip else None
         if scaling is not None:
-            shrunk = scaling.scale.reciprocal() if shrunk is None else shrunk / scaling.scale
+            divisor = scaling.scale if divisor is None else divisor * scaling.scale
             scaling.update(overflowed)
         self.steps += 1
         for shard in self.shards:
-            shard.update(lr, shrunk, found_inf)
+            shard.update(lr, divisor, found_inf)
         return norm
 
     def settle(self) -> None:
@@ -233,28 +243,15 @@ class Zero1AdamW(OptimizerShard):
 
     @torch.no_grad()
     def parameter_squares(self, parts: Sequence[str]) -> torch.Tensor:
-        """The squared norms of the trained parameters of the whole mesh, by `parts` (`parts_of`)."""
+        """The squared norms of the trained parameters of the whole mesh, by `parts_of`, or [""] for all."""
         sums = {name: self.master.new_zeros(()) for name in parts}
         for shard in self.shards:
-            for name, square in shard.squares():
-                part_name = _part_of(self._shape, name) if len(parts) > 1 else parts[0]
-                sums[part_name] = sums[part_name] + square
+            for part_name, square in shard.squares(by_part=len(parts) > 1):
+                sums[part_name] += square
         total = torch.stack([*sums.values()])
         with part("data parallel"):
             dist.all_reduce(total)
         return total
-
-
-def parts_of(shape: ModelShape) -> list[str]:
-    """The parts of a model whose parameters have a norm of their own in the log."""
-    return list(dict.fromkeys(_part_of(shape, spec.name) for spec in shape.specs))
-
-
-def _part_of(shape: ModelShape, name: str) -> str:
-    if m := LAYER.search(name):
-        return f"layer_{int(m[1]):02d}"
-    ends = {shape.head_name: "head", shape.positions_name: "positions", shape.embed_name: "embedding"}
-    return ends.get(name, "norm")
 
 
 def _needed_by(stage: Stage) -> tuple[dict[int, int], int]:
@@ -264,14 +261,6 @@ def _needed_by(stage: Stage) -> tuple[dict[int, int], int]:
     for module, layer in (*ends, (stage.embed, 0), (stage.positions, 0)):  # a tied matrix is needed first
         place |= {id(p): layer for p in (module.parameters() if module is not None else ())}
     return place, len(stage.blocks)
-
-
-def _square_sum(x: torch.Tensor) -> torch.Tensor:
-    whole = x.numel() // _CHUNK * _CHUNK
-    out: torch.Tensor = torch.linalg.vector_norm(x[whole:]).square()
-    if whole:
-        out = out + torch.linalg.vector_norm(x[:whole].view(-1, _CHUNK), dim=1).square().sum()
-    return out
 
 
 def _all_reduce(views: list[torch.Tensor], group: dist.ProcessGroup | None) -> None:
