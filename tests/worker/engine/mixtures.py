@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from smtrain.core.model.hf_config import normalise
-from smtrain.worker.engine.base import ParallelOptions, RoutingMetrics
+from smtrain.worker.engine.base import ParallelOptions, PreferenceOptions, RoutingMetrics
+from smtrain.worker.engine.native import NativeEngine
 from smtrain.worker.engine.parts import PartsClock, marked
 from tests.worker.engine import cases
 from tests.worker.engine.cases import BATCH, OPTIMIZER, batch, lr
@@ -69,6 +70,23 @@ def _steps(e: Any, first: int, last: int) -> list[tuple[Numbers, RoutingMetrics]
 
 def train(rank: int, config: dict[str, Any], options: ParallelOptions, count: int) -> list[Numbers]:
     return [numbers for numbers, _ in _steps(cases.engine(config, options), 0, count)]
+
+
+def prefer(rank: int, config: dict[str, Any], options: ParallelOptions) -> tuple[float, float]:
+    """Loss and norm of the gradient of a step on pairs: the halves of each row."""
+    source: Any = cases.Memory(config, cases.weights(config))
+    e = NativeEngine(config, options, OPTIMIZER, source, 0, preference=PreferenceOptions())
+    ids, labels = cases.own(e, batch(config, 0))
+    segments = torch.arange(ids.shape[1]).ge(ids.shape[1] // 2).long().expand_as(ids)
+    result = e.step(ids, labels, lr(0), segments, torch.zeros(len(ids), 1, 2))
+    return result.loss, result.grad_norm
+
+
+def evaluated(rank: int, config: dict[str, Any], options: ParallelOptions) -> tuple[float, int]:
+    """The loss of a batch without a step, and the labels that are the likeliest token."""
+    e = cases.engine(config, options)
+    made = e.evaluate(*cases.own(e, batch(config, 0)))
+    return made.loss, made.correct
 
 
 def watch(rank: int, config: dict[str, Any], options: ParallelOptions) -> RoutingMetrics:

@@ -23,6 +23,7 @@ MESHES = {
     "gpt_oss": ["212 ep2", "111 full", "122 m2", "221", "124 ep4"],
 }
 """The gate trains each on the first one."""
+FOUR_LAYERS = {**CONFIGS["qwen3_moe"], "num_hidden_layers": 4, "layer_types": ["full_attention"] * 4}
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +110,34 @@ def test_a_capacity_drops_what_is_beyond_it(four: World, solo: World) -> None:
     assert 0 < least <= tight.dropped < 0.5
     assert 0 < tight.entropy < 1
     assert sum(map(sum, tight.loads)) == pytest.approx(8)
+
+
+@pytest.mark.parametrize(("dense", "text"), [
+    ((1, 3), "141"),
+    pytest.param((1, 3), "141 by-layer", marks=pytest.mark.full),
+    pytest.param((0, 1), "122 m4", marks=pytest.mark.full),
+    pytest.param((2, 3), "122 m4 by-layer", marks=pytest.mark.full),
+])  # fmt: skip
+def test_a_stage_may_have_no_experts(dense: tuple[int, ...], text: str, four: World, solo: World) -> None:
+    """`dense` layers are whole stages: the first, one between others, or the last."""
+    config, options = {**FOUR_LAYERS, "mlp_only_layers": [*dense]}, mesh(text)
+    samples = min(options.micro_batch_size, BATCH // options.dp)
+    wanted = solo.run(mixtures.plain, config, 2, samples, options.aux_by_layer)[0]
+    for ranks in four.run(mixtures.train, config, options, 2):
+        np.testing.assert_allclose(ranks, wanted, rtol=1e-5)
+
+
+def test_a_stage_without_experts_evaluates_and_learns_from_pairs_and_adapters(
+    four: World, solo: World, tmp_path: Path
+) -> None:
+    config = {**FOUR_LAYERS, "mlp_only_layers": [1, 3]}
+    for run, rest in (
+        (mixtures.evaluated, ()),
+        (mixtures.prefer, ()),
+        (adapters.train, (adapters.lora(config), tmp_path, 1)),
+    ):
+        ours, wanted = (world.run(run, config, mesh(text), *rest)[0] for world, text in ((four, "141"), (solo, "111")))
+        np.testing.assert_allclose(ours, wanted, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("name", "text"), [

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,18 +27,35 @@ from smtrain.worker.engine.native.comm import ProcessMesh
 
 
 @dataclass
-class Routed:
-    """The choices of one micro-batch on a stage."""
+class LayerChoices:
+    """The choices of one micro-batch in one layer."""
 
     counts: torch.Tensor
-    """fp32 [layers with experts of this stage, E]: the tokens that chose each expert."""
+    """Integers [E]: the tokens that chose each expert."""
     sums: torch.Tensor
-    """fp32, as `counts`: the sums of the experts' probabilities."""
+    """fp32 [E]: the sums of the experts' probabilities."""
     entropy: torch.Tensor
+    """fp32 []: the sum of the entropies of the tokens' probabilities."""
+
+
+@dataclass
+class Routed:
+    """The choices of one micro-batch on a stage; the tensors are set by `Balance.join`."""
+
+    tokens: int
+    """Tokens of the micro-batch, also on a stage without experts."""
+    choices: dict[int, LayerChoices] = field(default_factory=dict)
+    """By layer; filled during the forward pass."""
+    drops: list[torch.Tensor] = field(default_factory=list)
+    """Choices beyond the capacity of an expert, of each layer."""
+    counts: torch.Tensor = field(init=False)
+    """fp32 [layers with experts of this stage, E]: the tokens that chose each expert."""
+    sums: torch.Tensor = field(init=False)
+    """fp32, as `counts`: the sums of the experts' probabilities."""
+    entropy: torch.Tensor = field(init=False)
     """fp32 []: the sum of the entropies of the tokens' probabilities, over the layers."""
-    dropped: torch.Tensor
+    dropped: torch.Tensor = field(init=False)
     """fp32 []: choices beyond the capacity of an expert, over the layers."""
-    tokens: int = 0
     totals: torch.Tensor | None = None
     """[2, E]: `counts` and `sums` of all layers up to this stage, and before the backward pass of all stages."""
     slope: torch.Tensor | None = None
@@ -60,15 +77,12 @@ class Balance:
         self._row = {layer: row for row, layer in enumerate(own)}
         self._first = sparse.index(own[0]) if own else 0
         self._now: Routed | None = None
-        self._zero = torch.zeros(len(own), self.sizes.count, device=mesh.device)
         self.together = not by_layer
         """The layers of all stages count together."""
 
-    def begin(self) -> Routed:
-        """Count for a new micro-batch from now on."""
-        zero = self._zero
-        entropy, dropped = torch.zeros(2, device=zero.device).unbind()
-        self._now = Routed(zero.clone(), zero.clone(), entropy, dropped)
+    def begin(self, tokens: int) -> Routed:
+        """Count for a new micro-batch of `tokens` tokens from now on."""
+        self._now = Routed(tokens)
         return self._now
 
     def end(self) -> None:
@@ -88,36 +102,52 @@ class Balance:
 
         return again
 
-    def balanced(self, layer: int, logits: torch.Tensor) -> torch.Tensor:
-        """The logits [T, E] of a layer's router, whose gradient gets that of the auxiliary loss."""
+    @property
+    def watching(self) -> bool:
+        """Whether choices are counted or balanced now."""
+        return self._now is not None
+
+    def balance(self, layer: int, probabilities: torch.Tensor) -> torch.Tensor:
+        """The probabilities [T, E] of a layer's router, fp32, whose gradient gets that of the auxiliary loss."""
+        if self._now is None or not self.coefficient or not probabilities.requires_grad:
+            return probabilities
+        apply: Any = _Balanced.apply
+        out: torch.Tensor = apply(probabilities, self._now, self._row[layer])
+        return out
+
+    def balance_logits(self, layer: int, logits: torch.Tensor, probabilities: torch.Tensor) -> torch.Tensor:
+        """Logits [T, E] of a layer's router, as `balance`; `probabilities` are their softmax, without a gradient."""
         if self._now is None or not self.coefficient or not logits.requires_grad:
             return logits
-        apply: Any = _Balanced.apply
-        out: torch.Tensor = apply(logits, self._now, self._row[layer])
+        apply: Any = _BalancedLogits.apply
+        out: torch.Tensor = apply(logits, probabilities, self._now, self._row[layer])
         return out
 
     @torch.no_grad()
-    def count(self, layer: int, logits: torch.Tensor, chosen: torch.Tensor) -> None:
-        """Add the choices [T, k] of a layer."""
-        if self._now is None or not self._now.counting:
-            return
-        now, row = self._now, self._row[layer]
-        logs = torch.log_softmax(logits.detach(), -1, dtype=torch.float32)
-        probabilities = logs.exp()
-        now.counts[row] = torch.bincount(chosen.flatten(), minlength=self.sizes.count).float()
-        now.sums[row] = probabilities.sum(0)
-        now.entropy -= (probabilities * logs).sum()
-        now.tokens = len(logits)
+    def count(self, layer: int, probabilities: torch.Tensor, counts: torch.Tensor) -> None:
+        """Add a layer's choices: the tokens [E] that chose each expert, and the probabilities [T, E]."""
+        if self._now is not None and self._now.counting:
+            # Not torch.special.entr or xlogy, which Neuron may lack; an expert of probability 0 adds 0.
+            logs = probabilities.clamp(min=torch.finfo(torch.float32).tiny).log()
+            entropy = -(probabilities * logs).sum()
+            self._now.choices[layer] = LayerChoices(counts, probabilities.sum(0), entropy)
 
     @torch.no_grad()
     def drop(self, number: torch.Tensor) -> None:
         """Add choices of a layer that found no place."""
         if self._now is not None and self._now.counting:
-            self._now.dropped += number
+            self._now.drops.append(number)
 
     @torch.no_grad()
     def join(self, routed: Routed) -> None:
-        """Add the counts of the other ranks that share the micro-batch's rows, once its forward pass is over."""
+        """Put the layers together once the forward pass is over, and add the other ranks that share the rows."""
+        layers = [routed.choices[layer] for layer in self._row]
+        none = torch.zeros(0, self.sizes.count, device=self._mesh.device)
+        routed.counts = torch.stack([each.counts for each in layers]).float() if layers else none
+        routed.sums = torch.stack([each.sums for each in layers]) if layers else none
+        routed.entropy = self._total([each.entropy for each in layers])
+        routed.dropped = self._total(routed.drops)
+        routed.choices, routed.drops = {}, []
         if self._mesh.cp_group is None:
             return
         numbers = [routed.counts, routed.sums, routed.entropy, routed.dropped]
@@ -127,6 +157,10 @@ class Balance:
         routed.counts, routed.sums = counts.view_as(routed.counts), sums.view_as(routed.sums)
         routed.entropy, routed.dropped = (number.view(()) for number in rest)
         routed.tokens *= self._mesh.cp
+
+    def _total(self, numbers: list[torch.Tensor]) -> torch.Tensor:
+        """The fp32 sum of the layers' numbers."""
+        return torch.stack(numbers).sum().float() if numbers else torch.zeros((), device=self._mesh.device)
 
     def totals(self, routed: Routed, before: torch.Tensor | None) -> torch.Tensor:
         """[2, E]: the counts and the sums of all layers up to this stage; `before` are those of the stages before."""
@@ -139,7 +173,7 @@ class Balance:
         `scale` is the weight of a micro-batch's auxiliary loss in the step's loss.
         """
         routed.counting = False
-        if self.coefficient and routed.tokens:
+        if self.coefficient:
             counts = routed.counts
             if self.together and routed.totals is not None:
                 counts = routed.totals[0].expand_as(counts)
@@ -188,21 +222,34 @@ class Balance:
 
 
 class _Balanced(torch.autograd.Function):
-    """Logits; the backward pass adds the gradient of the auxiliary loss, through a softmax in fp32."""
+    """Probabilities; the backward pass adds the gradient of the auxiliary loss."""
 
     @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor, routed: Routed, row: int) -> torch.Tensor:
-        ctx.save_for_backward(logits)
+    def forward(ctx: Any, probabilities: torch.Tensor, routed: Routed, row: int) -> torch.Tensor:
+        ctx.routed, ctx.row = routed, row
+        return probabilities.view_as(probabilities)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        slope = ctx.routed.slope
+        return (grad if slope is None else grad + slope[ctx.row]), None, None
+
+
+class _BalancedLogits(torch.autograd.Function):
+    """Logits; the backward pass adds the gradient of the auxiliary loss, through their softmax in fp32."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, probabilities: torch.Tensor, routed: Routed, row: int) -> torch.Tensor:
+        ctx.save_for_backward(probabilities)
         ctx.routed, ctx.row = routed, row
         return logits.view_as(logits)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        (logits,) = ctx.saved_tensors
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        (probabilities,) = ctx.saved_tensors
         slope = ctx.routed.slope
         if slope is None:
-            return grad, None, None
-        probabilities = torch.softmax(logits, -1, dtype=torch.float32)
+            return grad, None, None, None
         each = slope[ctx.row]
         added = probabilities * (each - (probabilities @ each)[:, None])
-        return grad + added.to(grad.dtype), None, None
+        return grad + added.to(grad.dtype), None, None, None

@@ -1,7 +1,7 @@
 """Sum the gradients of a step over its micro-batches in one flat fp32 buffer.
 
-Linears and embeddings write the first product of a step straight into it and add the later ones. Gradients that torch
-accumulates itself (norms, biases, tied and cut embeddings, adapters) are added to zeros.
+Linears, embeddings and experts write the first product of a step straight into it and add the later ones. Gradients
+that torch accumulates itself (norms, biases, routers, tied and cut embeddings, adapters) are added to zeros.
 """
 
 from __future__ import annotations
@@ -34,24 +34,26 @@ class Gradients:
         self._trained = trained
         self._writing = {name: writing[name] for name in trained.parameters if name in writing}
         self._written: set[str] = set()
-        self._then: dict[str, Callable[[], None]] = {}
-        self._zeroed: list[tuple[int, int]] = []
-        """The ranges that no module writes, also after the last parameter: a step that overflows leaves NaN there."""
-        written = 0
+        self._then: dict[str, list[Callable[[], None]]] = {}
+        self._leaves: dict[str, torch.Tensor] = {}
+        """Views of `flat` in the shapes of the model's parameters, by the first name of each."""
+        zeroed, written = list[tuple[int, int]](), 0
         for name, at, size in trained.table.entries:
-            parameter = trained.parameters[name]
-            view = self.of[name] = self.flat[at : at + size].view_as(parameter)
+            leaf = trained.leaf(name)
+            self.of[name] = self.flat[at : at + size].view_as(trained.parameters[name])
+            if trained.first_name(name) != name:
+                continue
+            view = self._leaves[name] = self.flat[at : at + leaf.numel()].view_as(leaf)
             if name in self._writing:
-                self._writing[name].sink = _Sink(self, name, view, parameter.dtype)
-                self._zeroed.append((written, at))
-                written = at + size
-            elif trained.leaf(name) is not parameter:
-                leaf = trained.leaf(name)
-                if leaf.requires_grad and name == trained.first_of(leaf):
-                    _accumulate(leaf, self.flat[at : at + leaf.numel()].view_as(leaf))
-            elif parameter.requires_grad:
-                _accumulate(parameter, view)
-        self._zeroed = [span for span in (*self._zeroed, (written, len(self.flat))) if span[0] < span[1]]
+                self._writing[name].sink = _Sink(self, name, view, trained.flat.dtype)
+                zeroed.append((written, at))
+                written = at + leaf.numel()
+            elif leaf.requires_grad:
+                _accumulate(leaf, view)
+        # Also after the last parameter: a step that overflows leaves NaN there.
+        zeroed.append((written, len(self.flat)))
+        self._zeroed = [self.flat[start:stop] for start, stop in zeroed if start < stop]
+        """The ranges that no module writes."""
 
     def expected(self, name: str) -> bool:
         """Whether a parameter has a gradient; it is 0 for stored numbers that are not trained."""
@@ -59,21 +61,22 @@ class Gradients:
 
     def when_added(self, name: str, then: Callable[[], None]) -> None:
         """Call `then` whenever a micro-batch's gradient of a parameter has been added."""
-        if name in self._writing:
-            self._then[name] = then
+        first = self._trained.first_name(name)
+        if first in self._writing:
+            self._then.setdefault(first, []).append(then)
         else:
             self._trained.leaf(name).register_post_accumulate_grad_hook(lambda _: then())  # type: ignore[no-untyped-call]
 
     def complete(self) -> None:
         """After the last backward pass: set gradients that it never reached to 0."""
         for name in self._writing.keys() - self._written:
-            self.of[name].zero_()
+            self._leaves[name].zero_()
 
     def begin(self) -> None:
         """Prepare for the first backward pass of the next step."""
         self._written.clear()
-        for start, stop in self._zeroed:
-            self.flat[start:stop].zero_()
+        if self._zeroed:
+            torch._foreach_zero_(self._zeroed)
 
     def shared_sink(self, name: str) -> Sink | None:
         """A sink that adds to what torch accumulates for a parameter; None if no part of that is trained here."""
@@ -88,8 +91,8 @@ class Gradients:
 
     def added(self, name: str) -> None:
         """Announce that a micro-batch's gradient of a parameter has been added."""
-        if name in self._then:
-            self._then[name]()
+        for then in self._then.get(name, ()):
+            then()
 
 
 class _Sink:
@@ -155,8 +158,9 @@ class Trained:
     parameters: dict[str, nn.Parameter]
     """By name; views of `flat`."""
     alike: Alike
-    leaves: dict[str, nn.Parameter] = field(default_factory=dict)
-    """The parameter of the model that has one of `parameters` as a part, if it has more than that one."""
+    leaves: dict[str, tuple[str, nn.Parameter]] = field(default_factory=dict)
+    """The parameter of the model that has one of `parameters` as a part, if it has more than that one, and the name of
+    its first part."""
 
     @classmethod
     def of(
@@ -173,7 +177,11 @@ class Trained:
 
     def leaf(self, name: str) -> nn.Parameter:
         """The parameter of the model that has this one, and its gradient."""
-        return self.leaves.get(name, self.parameters[name])
+        return self.leaves[name][1] if name in self.leaves else self.parameters[name]
+
+    def first_name(self, name: str) -> str:
+        """The name of the first part of the parameter of the model that has this one."""
+        return self.leaves[name][0] if name in self.leaves else name
 
     def join(self, names: list[str], shape: tuple[int, ...]) -> nn.Parameter:
         """Make one parameter of the model, of `shape`, from those of `names`, which follow one another in `flat`."""
@@ -181,9 +189,5 @@ class Trained:
         start, size = starts[names[0]], self.parameters[names[0]].numel()
         assert [starts[name] for name in names] == [start + i * size for i in range(len(names))], names
         leaf = nn.Parameter(self.flat[start : start + len(names) * size].view(shape))
-        self.leaves.update(dict.fromkeys(names, leaf))
+        self.leaves.update(dict.fromkeys(names, (names[0], leaf)))
         return leaf
-
-    def first_of(self, leaf: nn.Parameter) -> str:
-        """The name of the first part of a parameter of `join`."""
-        return next(name for name, held in self.leaves.items() if held is leaf)

@@ -95,7 +95,7 @@ class Pipeline:
             x = batches[i].ids if h is None else h.hidden.requires_grad_()
             if stage.dropout is not None:
                 stage.dropout.begin(batches[i].at)
-            now = None if balance is None else balance.begin()
+            now = None if balance is None else balance.begin(batches[i].ids.numel())
             out = stage.hidden(x, batches[i].segments)
             if stage.last and preference is not None:
                 out = self._sums(preference, out, batches[i])

@@ -43,7 +43,7 @@ from smtrain.worker.engine.native.cross_entropy import Columns
 from smtrain.worker.engine.native.delta import cut_net, keep_apart
 from smtrain.worker.engine.native.experts import Mixture
 from smtrain.worker.engine.native.fused_loss import Labelled, LinearCrossEntropy
-from smtrain.worker.engine.native.gradients import Gradients, Trained
+from smtrain.worker.engine.native.gradients import Gradients, Trained, Writing
 from smtrain.worker.engine.native.layers import Layers
 from smtrain.worker.engine.native.linears import Embedding, Linear, RowParallel, WideNorm
 from smtrain.worker.engine.native.lora import Dropout, Factors, attach
@@ -98,7 +98,7 @@ class Stage(nn.Module):
         if lora is not None:
             self.dropout = Dropout(lora.dropout, seed, mesh) if lora.dropout else None
             self._adapt(lora)
-        self.writing: dict[str, Linear | RowParallel | Embedding] = {}
+        self.writing: dict[str, Writing] = {}
         """Modules that can write their weight's gradient into a `sink`, by the name of the weight."""
         if lora is None and not options.compile:  # a compiler does not see gradients that go to a sink
             self._find_writing()
@@ -295,6 +295,8 @@ class Stage(nn.Module):
                 parent, _, leaf = name.rpartition(".")
                 setattr(self.model.get_submodule(parent), leaf, ours)
                 self.writing[self.layout.shape.file_name(f"{name}.weight")] = ours
+        for mixture in self.mixtures:
+            self.writing |= mixture.writing
 
     def _enter(self, x: torch.Tensor) -> torch.Tensor:
         """Make activations whole for a tensor-parallel region."""
