@@ -365,8 +365,8 @@ def _moments(work: Work, machine: Machine, mesh: Mesh, stage: int, numbers: int)
         ends = 4.0 * part if work.lora else tokens * shape.hidden * w + normed
         if work.gathers_again or work.loss == "whole":
             rows = tokens * held.vocab
-            # Engine nxd, and native before it had pieces. One rank: log-probabilities, their gradient and that of the logits, all fp32. A vocabulary
-            # that is divided: logits and one fp32 copy, updated in place.
+            # Engine nxd, and native before it had pieces. One rank: log-probabilities, their gradient and that of the
+            # logits, all fp32. A vocabulary that is divided: logits and one fp32 copy, updated in place.
             logits = 12.0 * rows if mesh.tp == 1 else (4.0 + w) * rows
             logits += w * rows if shape.capped else 0.0
             moments.append((kept + ends, logits, 0.0))

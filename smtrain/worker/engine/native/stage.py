@@ -102,6 +102,8 @@ class Stage(nn.Module):
         """Modules that can write their weight's gradient into a `sink`, by the name of the weight."""
         if lora is None and not options.compile:  # a compiler does not see gradients that go to a sink
             self._find_writing()
+        for mixture in self.mixtures if lora is None else ():  # which is never compiled
+            self.writing |= mixture.writing
         self.loss = self._loss(options.compile) if self.last else None
         self.before_layer: Callable[[int], None] = lambda layer: None  # called once more after the last
         kept = [one for one in (self.dropout, self.balance) if one is not None]
@@ -295,8 +297,6 @@ class Stage(nn.Module):
                 parent, _, leaf = name.rpartition(".")
                 setattr(self.model.get_submodule(parent), leaf, ours)
                 self.writing[self.layout.shape.file_name(f"{name}.weight")] = ours
-        for mixture in self.mixtures:
-            self.writing |= mixture.writing
 
     def _enter(self, x: torch.Tensor) -> torch.Tensor:
         """Make activations whole for a tensor-parallel region."""
