@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smtrain.worker.engine.native import grouped
-from smtrain.worker.engine.native.grouped import Blocks, has_kernel, multiply
+from smtrain.worker.engine.native.grouped import RowBlocks, has_kernel, multiply
 
 sizes = st.lists(st.integers(0, 5), min_size=1, max_size=6)
 widths = st.sampled_from([1, 4, 7, 8, 12, 16])
 
 
-def blocks_of(rows: list[int]) -> Blocks:
+def blocks_of(rows: list[int]) -> RowBlocks:
     chosen = torch.arange(len(rows)).repeat_interleave(torch.tensor(rows))
-    return Blocks.sort(chosen[torch.randperm(len(chosen))][:, None], len(rows))[1]
+    return RowBlocks.sort(chosen[torch.randperm(len(chosen))][:, None], len(rows))[1]
 
 
 @pytest.mark.parametrize("kernel", [True, False])
@@ -56,9 +56,9 @@ def test_each_block_is_multiplied_by_its_matrix(
 @settings(deadline=None)
 def test_even_blocks_are_one_batch(rows: int, experts: int, turned: bool) -> None:
     torch.manual_seed(0)
-    even = Blocks.evenly(experts, rows, torch.device("cpu"))
+    even = RowBlocks.evenly(experts, rows, torch.device("cpu"))
     x, weight = torch.randn(experts * rows, 6, requires_grad=True), torch.randn(experts, 6, 6, requires_grad=True)
-    any_sizes = Blocks(even.expert, even.counts)
+    any_sizes = RowBlocks(even.expert, even.counts)
     made = [multiply(x, weight, blocks, turned) for blocks in (even, any_sizes)]
     gradients = [torch.autograd.grad(y, (x, weight), torch.ones_like(y)) for y in made]
     for ours, theirs in zip((made[0], *gradients[0]), (made[1], *gradients[1]), strict=True):
@@ -70,7 +70,7 @@ def test_the_sizes_of_blocks_are_not_read() -> None:
     chosen = torch.zeros(64, 2, dtype=torch.int64, device="meta")
     x = torch.zeros(128, 16, dtype=torch.bfloat16, device="meta", requires_grad=True)
     weight = torch.zeros(8, 24, 16, dtype=torch.bfloat16, device="meta", requires_grad=True)
-    order, blocks = Blocks.sort(chosen, 8)
+    order, blocks = RowBlocks.sort(chosen, 8)
     multiply(x[order], weight, blocks, True).sum().backward()
     assert weight.grad is not None
     with pytest.raises((RuntimeError, NotImplementedError)):

@@ -31,7 +31,7 @@ from smtrain.worker.engine.native.balance import Balance
 from smtrain.worker.engine.native.comm import ProcessMesh
 from smtrain.worker.engine.native.dispatch import all_to_all, invert, reorder, swap
 from smtrain.worker.engine.native.gradients import Trained
-from smtrain.worker.engine.native.grouped import Blocks, missing_width, multiply
+from smtrain.worker.engine.native.grouped import RowBlocks, missing_width, multiply
 from smtrain.worker.engine.native.linears import Sink
 from smtrain.worker.engine.native.lora import Dropout
 from smtrain.worker.engine.parts import part
@@ -129,7 +129,7 @@ class Mixture(nn.Module):
         x = hidden_states.reshape(-1, hidden_states.shape[-1])
         with part("router"):
             weights, chosen, probabilities = self._route(x)
-            order, blocks = Blocks.sort(chosen, self._sizes.count)
+            order, blocks = RowBlocks.sort(chosen, self._sizes.count)
             if self._balance is not None and probabilities is not None:
                 self._balance.count(self._layer, probabilities, blocks.counts)
         choices = None
@@ -165,7 +165,7 @@ class Mixture(nn.Module):
             weights = weights / weights.sum(-1, keepdim=True)
         return weights.to(logits.dtype), chosen, probabilities
 
-    def _inside(self, rows: torch.Tensor, blocks: Blocks, choices: torch.Tensor | None) -> torch.Tensor:
+    def _inside(self, rows: torch.Tensor, blocks: RowBlocks, choices: torch.Tensor | None) -> torch.Tensor:
         """The experts' outputs for rows that are sorted by expert.
 
         `choices` are the rows' numbers of `Dropout.choices`, if numbers are dropped.
@@ -190,12 +190,12 @@ class Mixture(nn.Module):
         inverse = invert(order)
         if choices is not None:
             choices = all_to_all(choices, sent, got, mesh.ep_group)[order]
-        own_blocks = Blocks(expert, own, sizes=own_sizes)
+        own_blocks = RowBlocks(expert, own, sizes=own_sizes)
         out = self._computed(reorder(arrived, order, inverse, 1), own_blocks, choices)
         return swap(reorder(out, inverse, order, 1), got, sent, mesh.ep_group)
 
     def _bounded(
-        self, x: torch.Tensor, order: torch.Tensor, blocks: Blocks, factor: float, choices: torch.Tensor | None
+        self, x: torch.Tensor, order: torch.Tensor, blocks: RowBlocks, factor: float, choices: torch.Tensor | None
     ) -> torch.Tensor:
         """The experts' outputs for each choice, zero if it is beyond the capacity of its expert; static shapes.
 
@@ -217,7 +217,7 @@ class Mixture(nn.Module):
             if numbers is not None:
                 numbers = all_to_all(numbers, even, even, mesh.ep_group)
                 numbers = numbers.view(mesh.ep, per, room).transpose(0, 1).flatten()
-        out = self._computed(rows, Blocks.evenly(per, mesh.ep * room, x.device), numbers)
+        out = self._computed(rows, RowBlocks.evenly(per, mesh.ep * room, x.device), numbers)
         if mesh.ep > 1:
             out = out.view(per, mesh.ep, room, -1).transpose(0, 1).flatten(0, 2)
             out = swap(out, even, even, mesh.ep_group)
@@ -226,7 +226,7 @@ class Mixture(nn.Module):
         back = torch.empty_like(row).scatter_(0, order, row)
         return torch.cat([out, out.new_zeros(1, out.shape[1])])[back]
 
-    def _computed(self, rows: torch.Tensor, blocks: Blocks, choices: torch.Tensor | None) -> torch.Tensor:
+    def _computed(self, rows: torch.Tensor, blocks: RowBlocks, choices: torch.Tensor | None) -> torch.Tensor:
         """The outputs of this rank's experts for its blocks of rows; `choices` as in `_inside`."""
 
         def adapted(leaf: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -259,7 +259,9 @@ class ExpertFactors:
         self._name, self._a, self._b, self._scale = name, a, b, scale
         self._start, self._dropout = start, dropout
 
-    def __call__(self, x: torch.Tensor, y: torch.Tensor, blocks: Blocks, choices: torch.Tensor | None) -> torch.Tensor:
+    def __call__(
+        self, x: torch.Tensor, y: torch.Tensor, blocks: RowBlocks, choices: torch.Tensor | None
+    ) -> torch.Tensor:
         """`y`, the experts' products with their blocks of rows `x`, plus the products of the factors."""
         if self._dropout is not None and choices is not None:
             x = self._dropout.rows(self._name, x, choices, self._start)

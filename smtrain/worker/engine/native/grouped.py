@@ -24,7 +24,7 @@ _CAPABILITIES = (9, 10)
 """Major compute capabilities of NVIDIA cards for which torch has a kernel: Hopper and Blackwell."""
 
 
-class Blocks:
+class RowBlocks:
     """Blocks of rows, one after another, one for each expert."""
 
     def __init__(
@@ -39,13 +39,13 @@ class Blocks:
         self._ends, self._sizes = ends, sizes
 
     @classmethod
-    def evenly(cls, experts: int, rows: int, device: torch.device) -> Blocks:
+    def evenly(cls, experts: int, rows: int, device: torch.device) -> RowBlocks:
         """Blocks of `rows` rows for each expert."""
         expert = torch.arange(experts, device=device).repeat_interleave(rows)
         return cls(expert, torch.full((experts,), rows, device=device), sizes=[rows] * experts, are_even=True)
 
     @classmethod
-    def sort(cls, chosen: torch.Tensor, experts: int) -> tuple[torch.Tensor, Blocks]:
+    def sort(cls, chosen: torch.Tensor, experts: int) -> tuple[torch.Tensor, RowBlocks]:
         """Sort choices [T, k]: the order [T * k] of the flat choices, and the blocks in this order. Stable."""
         expert, order = torch.sort(chosen.flatten(), stable=True)
         if expert.device.type == "neuron":  # searchsorted has not been seen there
@@ -103,7 +103,7 @@ def missing_width(x: torch.Tensor, width: int) -> int:
 
 
 def multiply(
-    x: torch.Tensor, weight: torch.Tensor, blocks: Blocks, turned: bool, sink: Sink | None = None
+    x: torch.Tensor, weight: torch.Tensor, blocks: RowBlocks, turned: bool, sink: Sink | None = None
 ) -> torch.Tensor:
     """Each block of rows `x` [R, in] times its matrix of `weight` [E, ...].
 
@@ -113,10 +113,10 @@ def multiply(
     return made
 
 
-class _Product(torch.autograd.Function):
+class _GroupedProduct(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor, blocks: Blocks, turned: bool, sink: Sink | None
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, blocks: RowBlocks, turned: bool, sink: Sink | None
     ) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
         ctx.blocks, ctx.turned, ctx.sink = blocks, turned, sink
@@ -139,7 +139,7 @@ class _Product(torch.autograd.Function):
         return of_x, of_weight, None, None, None
 
 
-def _rows(x: torch.Tensor, weight: torch.Tensor, blocks: Blocks, turned: bool) -> torch.Tensor:
+def _rows(x: torch.Tensor, weight: torch.Tensor, blocks: RowBlocks, turned: bool) -> torch.Tensor:
     """Rows [R, out] of rows times matrices."""
     weight = weight.transpose(1, 2) if turned else weight
     if blocks.are_even:
@@ -153,7 +153,7 @@ def _rows(x: torch.Tensor, weight: torch.Tensor, blocks: Blocks, turned: bool) -
 
 
 def _matrices(
-    left: torch.Tensor, right: torch.Tensor, like: torch.Tensor, blocks: Blocks, out: torch.Tensor | None
+    left: torch.Tensor, right: torch.Tensor, like: torch.Tensor, blocks: RowBlocks, out: torch.Tensor | None
 ) -> torch.Tensor:
     """Matrices [E, M, N] shaped `like` a weight: each block of `left` [R, M], turned, times that of `right` [R, N].
 
@@ -176,4 +176,4 @@ def _kernel() -> Callable[..., torch.Tensor]:
     return getattr(F, "grouped_mm", None) or torch._grouped_mm
 
 
-_product: Callable[..., torch.Tensor] = _Product.apply
+_product: Callable[..., torch.Tensor] = _GroupedProduct.apply
