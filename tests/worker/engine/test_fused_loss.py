@@ -36,8 +36,7 @@ def test_every_number_is_that_of_whole_logits(
     h, weight, labels, factors = problem(seed, tokens, hidden, vocab, ignored)
     with pieces_of(rows):
         made, gradients = fused(h, weight, labels, factors, scales, Columns(0, vocab, None), each=each, **options)
-    wide = (x.double() for x in (h, weight))
-    right, rights = whole(*wide, labels, factors if each else factors[0].expand(tokens), scales)
+    right, rights = whole(h.double(), weight.double(), labels, factors if each else factors[0].expand(tokens), scales)
     scale = max(1.0, float(right.abs().sum()))
     assert float((made - (right if each else right.sum())).abs().max()) < 1e-6 * scale
     for gradient, other in zip(gradients, rights, strict=True):
@@ -55,7 +54,7 @@ def test_in_bf16_pieces_add_no_error() -> None:
     h, weight, labels, factors = problem(0, 2048, 16, 64, 0.2)
     half = h.bfloat16(), weight.bfloat16()
     factors = factors[:1].expand(2048).contiguous()
-    right, rights = whole(*(x.double() for x in half), labels, factors, {})
+    right, rights = whole(half[0].double(), half[1].double(), labels, factors, {})
     once, known = whole(*half, labels, factors, {})
     for sink in (False, True):
         with pieces_of(32):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from smtrain.core.model import footprint
 from smtrain.worker.engine.native import attention_chunks, attention_flash, sinks, varlen
 from smtrain.worker.engine.native.attention import AttentionContext, positions_within
 from smtrain.worker.engine.native.varlen import DocumentBounds, find_bounds
@@ -42,15 +43,15 @@ def attention(heads: int = 4, kv: int = 2, size: int = 8) -> list[torch.Tensor]:
 def test_chunks_and_the_algebra_of_sinks_are_a_softmax_over_a_mask(
     window: int | None, with_sinks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(attention_chunks.QUERIES, "cpu", 4)
+    monkeypatch.setitem(footprint.QUERIES, "cpu", 4)
     positions = positions_within(SEGMENTS)
     documents = DocumentBounds.of(find_bounds(positions), torch.device("cpu"), False)._replace(window=window)
     q, k, v, column = attention()
     given = (q, k, v, column) if with_sinks else (q, k, v)
     ours = varlen.attend(q, k, v, documents, 0.3, column if with_sinks else None)
-    repeated = (x.repeat_interleave(2, 1) for x in (k, v))
+    keys, values = (x.repeat_interleave(2, 1) for x in (k, v))
     nothing = torch.full_like(column, float("-inf"))
-    theirs = sinks.attend_block(q, *repeated, column if with_sinks else nothing, dense(positions, window), 0.3)
+    theirs = sinks.attend_block(q, keys, values, column if with_sinks else nothing, dense(positions, window), 0.3)
     torch.testing.assert_close(ours, theirs.transpose(1, 2), atol=1e-6, rtol=1e-6)
     grad = torch.randn(ours.shape, generator=torch.Generator().manual_seed(2))
     for mine, other in zip(*(torch.autograd.grad((out * grad).sum(), given) for out in (ours, theirs.transpose(1, 2))),

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from smtrain.worker.engine.native.linears import Sink
+from smtrain.worker.engine.native.linears import Gradient
 from smtrain.worker.engine.parts import part
 
 _ALIGNMENT = 16
@@ -102,8 +102,16 @@ def missing_width(x: torch.Tensor, width: int) -> int:
     return -width % (_ALIGNMENT // x.element_size()) if has_kernel(x.device, x.dtype) else 0
 
 
+Taker = Callable[[Gradient], None]
+"""A `Sink`, of which only the call is needed."""
+
+
 def multiply(
-    x: torch.Tensor, weight: torch.Tensor, blocks: RowBlocks, turned: bool, sink: Sink | None = None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    blocks: RowBlocks,
+    turned: bool,
+    sink: Taker | None = None,
 ) -> torch.Tensor:
     """Each block of rows `x` [R, in] times its matrix of `weight` [E, ...].
 
@@ -116,7 +124,12 @@ def multiply(
 class _GroupedProduct(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor, blocks: RowBlocks, turned: bool, sink: Sink | None
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        blocks: RowBlocks,
+        turned: bool,
+        sink: Taker | None,
     ) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
         ctx.blocks, ctx.turned, ctx.sink = blocks, turned, sink

@@ -17,11 +17,14 @@ from torch import nn
 from smtrain.worker.engine.native.comm import sum_both_ways
 from smtrain.worker.engine.native.lora import Factors
 
+Gradient = Callable[[torch.Tensor | None], torch.Tensor]
+"""Computes a gradient, into the given tensor or a new one."""
+
 
 class Sink(Protocol):
     """Takes a micro-batch's gradient of a weight."""
 
-    def __call__(self, gradient: Callable[[torch.Tensor | None], torch.Tensor]) -> None:
+    def __call__(self, gradient: Gradient) -> None:
         """Take a function that computes the gradient, into the given tensor or a new one."""
 
     def add_product(self, left: torch.Tensor, right: torch.Tensor) -> None:
