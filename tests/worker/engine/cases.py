@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import resource
@@ -599,12 +600,21 @@ def try_build(rank: int, config: dict[str, Any], options: ParallelOptions, tenso
     return refusal(lambda: NativeEngine(config, options, OPTIMIZER, source, 0), "built")
 
 
-def build_without_compiler(rank: int, config: dict[str, Any], options: ParallelOptions) -> str:
+def train_without_compiler(
+    rank: int, config: dict[str, Any], options: ParallelOptions
+) -> tuple[list[tuple[float, float]], list[str]]:
+    """One step on a machine whose compiler is gone, and what the log says."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    log = logging.getLogger("smtrain.worker.engine.native.layers")
     before = os.environ.get("CXX")
     os.environ["CXX"] = "no-compiler"
+    log.addHandler(handler)
     try:
-        return try_build(rank, config, options, None)
+        return train(rank, config, options, 1), said
     finally:
+        log.removeHandler(handler)
         os.environ.pop("CXX")
         if before is not None:
             os.environ["CXX"] = before

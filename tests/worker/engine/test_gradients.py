@@ -23,7 +23,7 @@ from tests.worker.engine.world import World
 def both(rank: int, config: dict[str, Any], options: ParallelOptions, count: int) -> tuple[int, bool, bool]:
     """Count modules that write their own gradients; compare steps and all state with torch's."""
     mine = cases.engine(config, options)
-    with patch.object(Stage, "_find_writing", lambda stage: None), patch.object(Mixture, "writing", {}):
+    with patch.object(Stage, "_find_writing", lambda stage, compiled: None), patch.object(Mixture, "writing", {}):
         theirs = cases.engine(config, options)
     assert not theirs.stage.writing
     alike = cases.steps(mine, 0, count) == cases.steps(theirs, 0, count)

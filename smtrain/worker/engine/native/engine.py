@@ -34,6 +34,7 @@ from smtrain.worker.engine.initial import RandomFactors, RandomWeights
 from smtrain.worker.engine.native import comm, persist
 from smtrain.worker.engine.native.attention import packed
 from smtrain.worker.engine.native.comm import Numbers, ProcessMesh, to_device
+from smtrain.worker.engine.native.layers import compilable
 from smtrain.worker.engine.native.norms import parts_of
 from smtrain.worker.engine.native.pipeline import MicroBatch, Pipeline
 from smtrain.worker.engine.native.preference import PairBatch, PreferenceLoss, pair_counts
@@ -65,7 +66,7 @@ class NativeEngine:
     ) -> None:
         self.device = comm.current_device()
         self.steps_ahead = 0 if self.device.type == "cpu" else 1
-        self.config, self.options = config, options
+        self.config, self.options = config, (options := compilable(options, self.device.type))
         if self.device.type != "cpu":
             comm.be_deterministic(options.deterministic)
         self.allowed: Callable[[], None] = lambda: None

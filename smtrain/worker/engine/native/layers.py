@@ -8,13 +8,14 @@ import os
 import shutil
 import textwrap
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from smtrain.core.errors import ConfigError
 from smtrain.worker.engine.base import ParallelOptions
+from smtrain.worker.engine.saving import local_rank
 
 log = logging.getLogger(__name__)
 Forward = Callable[..., Any]
@@ -31,6 +32,10 @@ class Stateful(Protocol):
 COMPILED: dict[str, dict[str, Any]] = {"neuron": {"backend": "neuron", "dynamic": False}}
 """Arguments of torch.compile by device. TorchNeuron refuses graphs of changing shapes."""
 
+GRAPHS = 32
+"""Most graphs of one layer's code. Layers of one kind share theirs; a kind has one for training and one for evaluation,
+each with and without a mask, and with adapters one more for the first layer, whose input needs no gradient."""
+
 
 class Layers:
     """Calls a stage's blocks; a module that is computed again in the backward pass keeps only its input."""
@@ -43,19 +48,36 @@ class Layers:
         self._states, self._whole = states, options.activation_checkpointing == "full"
         if options.activation_checkpointing == "selective":
             for module in mixers:
-                module.forward = self._again(module.forward)
+                again = self._again(module.forward)
+                # A compiled graph would compute it again with the state of the backward pass's moment.
+                disable: Any = torch.compiler.disable
+                module.forward = disable(again) if options.compile and states else again
+        self._shapes: set[torch.Size] = set()
+        """Shapes of hidden states that are compiled."""
         if options.compile:
-            if fault := compiler_fault(device):
-                raise ConfigError([f"train.compile: {fault}; set it to false"], code="config.combination")
-            # One graph for each kind of layer and length: a limit below that leaves the later ones uncompiled.
-            torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 2 * len(blocks))
+            torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, GRAPHS)
             for i, block in enumerate(blocks):
-                block.forward = compiled(block.forward, f"layer {i} of this stage", device)
+                block.forward = self._of_usual_shapes(block.forward, f"layer {i} of this stage", device)
 
     def __call__(self, block: Any, h: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         out = (self._again(block) if self._whole else block)(h, **kwargs)
         made: torch.Tensor = out[0] if isinstance(out, tuple) else out  # transformers 4 returns tuples
         return made
+
+    def _of_usual_shapes(self, forward: Forward, name: str, device: str) -> Forward:
+        """Compile a block for the shapes of training, and for the first one if it is evaluated before.
+
+        Others, such as the last batch of a validation and an answer that grows by a token, run uncompiled: a graph for
+        each costs more than it saves.
+        """
+        fast = compiled(forward, name, device)
+
+        def run(h: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if h.shape not in self._shapes and (torch.is_grad_enabled() or not self._shapes):
+                self._shapes.add(h.shape)
+            return (fast if h.shape in self._shapes else forward)(h, *args, **kwargs)
+
+        return run
 
     def _again(self, forward: Forward) -> Forward:
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -85,6 +107,16 @@ def compiled(forward: Forward, name: str, device: str) -> Forward:
         return forward(*args, **kwargs)
 
     return run
+
+
+def compilable(options: ParallelOptions, device: str) -> ParallelOptions:
+    """The options, without compilation if no compiler is there, which a log line of each host says."""
+    fault = compiler_fault(device) if options.compile else None
+    if fault is None:
+        return options
+    if local_rank() == 0:
+        log.warning("train.compile: the layers run uncompiled: %s", fault)
+    return replace(options, compile=False)
 
 
 def compiler_fault(device: str) -> str | None:

@@ -59,11 +59,12 @@ class Linear(nn.Module):
     def __init__(self, linear: Any) -> None:
         super().__init__()
         self.weight, self.bias = linear.weight, linear.bias
+        self.factors: Factors | None = None
         self.sink: Sink | None = None
         """Takes gradients of the weight; None: they go to `weight.grad`."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return _product(x, self.weight, self.bias, self.sink)
+        return _product(x, self.weight, self.bias, self.sink, self.factors)
 
 
 class Embedding(nn.Module):
@@ -95,8 +96,7 @@ class RowParallel(nn.Module):
         self.sink: Sink | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = _product(x, self.weight.t() if self.turned else self.weight, None, self.sink)
-        y = self._leave(y if self.factors is None else self.factors(x, y))
+        y = self._leave(_product(x, self.weight.t() if self.turned else self.weight, None, self.sink, self.factors))
         return y if self.bias is None else y + self.bias
 
 
@@ -116,7 +116,31 @@ class WideNorm(nn.Module):
         return normed.to(x.dtype)
 
 
-def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, sink: Sink | None) -> torch.Tensor:
+class HandedOver:
+    """The gradient of a parameter that autograd makes and a sink takes, once in each backward pass.
+
+    For compiled layers, whose graphs return gradients. In bf16 it saves what a linear of ours saves: the zeros, and an
+    addition for the first micro-batch of a step.
+    """
+
+    def __init__(self, parameter: nn.Parameter) -> None:
+        self.sink: Sink | None = None
+        parameter.register_post_accumulate_grad_hook(self._hand_over)  # type: ignore[no-untyped-call]
+
+    def _hand_over(self, parameter: torch.Tensor) -> None:
+        gradient = parameter.grad
+        if self.sink is not None and gradient is not None:
+            parameter.grad = None
+            self.sink(lambda out: gradient if out is None else out.copy_(gradient))
+
+
+def _product(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, sink: Sink | None, factors: Factors | None
+) -> torch.Tensor:
+    """x [B, S, in] times W [out, in] transposed, plus the bias and the product of the factors."""
+    if factors is not None:  # in rows, as a view of a tensor that changes costs autograd a copy
+        rows = F.linear(x.reshape(-1, x.shape[-1]), weight, bias)
+        return factors(x, rows).view(*x.shape[:-1], -1)
     if sink is None:
         return F.linear(x, weight, bias)
     apply: Any = _Product.apply

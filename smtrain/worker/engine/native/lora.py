@@ -10,8 +10,10 @@ tensor-parallel ranks.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from typing import Any, Protocol
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 import torch.nn.functional as F
@@ -25,12 +27,6 @@ _ODD, _FIRST, _SECOND = (n - (1 << 64) for n in (0x9E3779B97F4A7C15, 0xBF58476D1
 _AT_ONCE = 1 << 18  # numbers hashed together: 2 MiB
 
 
-class _Summed(Protocol):
-    """A linear whose columns are cut; the factors change its product before it is summed."""
-
-    factors: Factors | None
-
-
 class Factors:
     """A and B of one linear, or this rank's parts of them. Not a module, so that the model's names do not change."""
 
@@ -39,26 +35,23 @@ class Factors:
         seen: tuple[tuple[int, int], ...], dropout: Dropout | None,
     ) -> None:  # fmt: skip
         """`seen` are the (start, stop) of the linear's input, `width` numbers, that this rank sees."""
-        self._name, self._a, self._b, self._scale = name, a, b, scale
+        self._a, self._b, self._scale = a, b, scale
         self._width, self._seen, self._dropout = width, seen, dropout
+        self._place = torch.empty(0) if dropout is None else dropout.place(name)
 
     def __call__(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """`y`, the linear's product with `x` [B, S, in], plus the product of the factors.
+        """Add the product of the factors with `x` [B, S, in] to `y` [B S, out], which changes.
 
-        The factors are kept in fp32 and multiplied in the type of the activations, as autocast does.
+        The factors are kept in fp32 and multiplied in the type of the activations, as autocast does. B is scaled, as it
+        is smaller than the activations, and one kernel multiplies and adds.
         """
         if self._dropout is not None:
-            x = self._dropout(self._name, x, self._width, self._seen)
-        return y + F.linear(F.linear(x, self._a.to(x.dtype)), self._b.to(x.dtype)) * self._scale
-
-
-def attach(linear: Any, factors: Factors) -> None:
-    """Make a linear add its factors' product: one of torch's, or one whose products are summed over the ranks."""
-    if isinstance(linear, nn.Linear):
-        linear.register_forward_hook(lambda _, args, y: factors(args[0], y))
-    else:
-        summed: _Summed = linear
-        summed.factors = factors
+            x = self._dropout(self._place, x, self._width, self._seen)
+        low = F.linear(x, self._a.to(x.dtype)).view(len(y), -1)
+        b = (self._b * self._scale).to(x.dtype)
+        if torch.compiler.is_compiling():  # which fuses the addition with what follows, and would copy y first
+            return y + F.linear(low, b)
+        return y.addmm_(low, b.t())
 
 
 class Dropout:
@@ -70,10 +63,19 @@ class Dropout:
     def __init__(self, probability: float, seed: int, mesh: ProcessMesh) -> None:
         self._probability, self._seed, self._mesh = probability, seed, mesh
         self._at: tuple[int, int] | None = None
+        self._drops = False  # a compiler would make a graph for each value of `_at`
+        self._names: list[str] = []
+        self._number = next(_NUMBERS)
+        _DROPOUTS[self._number] = self
+
+    def place(self, name: str) -> torch.Tensor:
+        """int64 [2]: the number of this object and of a linear. A compiler would make a graph for each name."""
+        self._names.append(name)
+        return torch.tensor([self._number, len(self._names) - 1])
 
     def begin(self, at: tuple[int, int] | None) -> None:
         """Set the optimizer step `at[0]` and its first sample `at[1]`; None drops nothing."""
-        self._at = at
+        self._at, self._drops = at, at is not None
 
     def choices(self, chosen: torch.Tensor, batch: int, experts: int) -> torch.Tensor | None:
         """A number for each choice [T, k] of an expert by the tokens of `batch` samples, for `rows`.
@@ -106,29 +108,58 @@ class Dropout:
         at = self._at
 
         def again(*args: Any, **kwargs: Any) -> Any:
-            before, self._at = self._at, at
+            before = self._at
+            self.begin(at)
             try:
                 return block(*args, **kwargs)
             finally:
-                self._at = before
+                self.begin(before)
 
         return again
 
-    def __call__(self, name: str, x: torch.Tensor, width: int, seen: tuple[tuple[int, int], ...]) -> torch.Tensor:
-        """Drop numbers of `x` [B, own tokens, in] and enlarge the others; `seen` is their place in the whole input."""
-        if self._at is None:
+    def __call__(
+        self, place: torch.Tensor, x: torch.Tensor, width: int, seen: tuple[tuple[int, int], ...]
+    ) -> torch.Tensor:
+        """Drop numbers of `x` [B, own tokens, in] and enlarge the others; `seen` is their place in the whole input.
+
+        `place` is that of the linear.
+        """
+        if not self._drops:
             return x
+        mask: torch.Tensor = _kept(x.detach(), place, width, [edge for pair in seen for edge in pair])
+        return x * mask / (1.0 - self._probability)
+
+    def mask(self, linear: int, x: torch.Tensor, width: int, seen: Iterable[Sequence[int]]) -> torch.Tensor:
+        """bool like `x`: the numbers that stay, in the step and the samples of now."""
+        assert self._at is not None
         step, first = self._at
         keep = 1.0 - self._probability
         generator = torch.Generator(x.device if x.device.type == "cuda" else "cpu")  # Neuron lacks one
         rows = []
         for sample in range(first, first + x.shape[0]):
-            digest = hashlib.sha256(f"{self._seed} {step} {sample} {name}".encode()).digest()
+            digest = hashlib.sha256(f"{self._seed} {step} {sample} {self._names[linear]}".encode()).digest()
             generator.manual_seed(int.from_bytes(digest[:7], "big"))
             length = x.shape[1] * self._mesh.cp
             drawn = torch.rand(length, width, generator=generator, device=generator.device) < keep
             rows.append(torch.cat([drawn[:, start:stop] for start, stop in seen], 1))
-        return x * self._mesh.own_tokens(torch.stack(rows)).to(x.device) / keep
+        return self._mesh.own_tokens(torch.stack(rows)).to(x.device)
+
+
+_NUMBERS = itertools.count()
+_DROPOUTS: WeakValueDictionary[int, Dropout] = WeakValueDictionary()
+
+
+# An operator of our own, because a compiler sees neither hashes nor generators; its result is saved for the backward
+# pass, as its tag says that a second call may differ.
+@torch.library.custom_op("smtrain::kept", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
+def _kept(x: torch.Tensor, place: torch.Tensor, width: int, seen: list[int]) -> torch.Tensor:
+    dropout, linear = place.tolist()
+    return _DROPOUTS[dropout].mask(linear, x, width, [seen[at : at + 2] for at in range(0, len(seen), 2)])
+
+
+@_kept.register_fake
+def _(x: torch.Tensor, place: torch.Tensor, width: int, seen: list[int]) -> torch.Tensor:
+    return torch.empty_like(x, dtype=torch.bool)
 
 
 def _hashed(x: torch.Tensor) -> torch.Tensor:

@@ -45,8 +45,8 @@ from smtrain.worker.engine.native.experts import Mixture
 from smtrain.worker.engine.native.fused_loss import Labelled, LinearCrossEntropy
 from smtrain.worker.engine.native.gradients import Gradients, Trained, Writing
 from smtrain.worker.engine.native.layers import Layers
-from smtrain.worker.engine.native.linears import Embedding, Linear, RowParallel, WideNorm
-from smtrain.worker.engine.native.lora import Dropout, Factors, attach
+from smtrain.worker.engine.native.linears import Embedding, HandedOver, Linear, RowParallel, WideNorm
+from smtrain.worker.engine.native.lora import Dropout, Factors
 
 log = logging.getLogger(__name__)
 _DROPOUT = ("attention_dropout", "residual_dropout", "hidden_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop")
@@ -99,9 +99,9 @@ class Stage(nn.Module):
             self.dropout = Dropout(lora.dropout, seed, mesh) if lora.dropout else None
             self._adapt(lora)
         self.writing: dict[str, Writing] = {}
-        """Modules that can write their weight's gradient into a `sink`, by the name of the weight."""
-        if lora is None and not options.compile:  # a compiler does not see gradients that go to a sink
-            self._find_writing()
+        """Modules and parameters whose weight's gradient goes to a `sink`, by the name of the weight in files."""
+        if lora is None:
+            self._find_writing(options.compile)
         for mixture in self.mixtures if lora is None else ():  # which is never compiled
             self.writing |= mixture.writing
         self.loss = self._loss(options.compile) if self.last else None
@@ -227,7 +227,10 @@ class Stage(nn.Module):
             seen = ((0, width),) if cut.dim is None else cut.ranges
             both = (self.trained.parameters[name], self.trained.parameters[module_name + B])
             factors = Factors(module_name, *both, lora.scale, width, seen, self.dropout)
-            attach(self.model.get_submodule(module_name), factors)
+            linear = self.model.get_submodule(module_name)
+            if not isinstance(linear, RowParallel):
+                linear = self._replace(module_name, Linear(linear))
+            linear.factors = factors
 
     def _insert_collectives(self) -> None:
         layout, tp = self.layout, self.mesh.tp
@@ -261,8 +264,7 @@ class Stage(nn.Module):
             turned = isinstance(module, Conv1D)
             dim = layout.shard(layout.shape.file_name(f"{name}.weight"), self.mesh.tp_rank).dim
             if dim == (0 if turned else 1):
-                parent, _, leaf = name.rpartition(".")
-                setattr(self.model.get_submodule(parent), leaf, RowParallel(module, self._leave, turned))
+                self._replace(name, RowParallel(module, self._leave, turned))
             elif turned:
                 module.nf = module.weight.shape[1]
 
@@ -282,11 +284,17 @@ class Stage(nn.Module):
             norm = getattr(attention, name)
             setattr(attention, name, WideNorm(norm, heads * shape.head_dim, copies, group))
 
-    def _find_writing(self) -> None:
-        """Replace modules whose weights are used only once by ours."""
+    def _find_writing(self, compiled: bool) -> None:
+        """Replace modules whose weights are used only once by ours, but not in layers that are compiled.
+
+        A compiled graph has no place for a sink, so autograd hands the gradients of its parameters over.
+        """
         shared = self._shares_head
+        inside = {id(p) for block in self.blocks for p in block.parameters()} if compiled else set()
         for name, module in list(self.model.named_modules()):
             ours: Any = None
+            if id(getattr(module, "weight", None)) in inside:
+                continue
             if isinstance(module, nn.Embedding) and module is self.embed and not shared and self.mesh.tp == 1:
                 self.embed = ours = Embedding(module)
             elif type(module) is nn.Linear and not (shared and module is self.model.get_output_embeddings()):
@@ -294,9 +302,17 @@ class Stage(nn.Module):
             elif isinstance(module, RowParallel) and not module.turned:
                 ours = module
             if ours is not None:
-                parent, _, leaf = name.rpartition(".")
-                setattr(self.model.get_submodule(parent), leaf, ours)
+                self._replace(name, ours)
                 self.writing[self.layout.shape.file_name(f"{name}.weight")] = ours
+        for name, parameter in self.dense.parameters.items():
+            if id(parameter) in inside and parameter.requires_grad:
+                self.writing[name] = HandedOver(parameter)
+
+    def _replace(self, name: str, ours: Any) -> Any:
+        """Put another module in the place of the model's module `name`; returns it."""
+        parent, _, leaf = name.rpartition(".")
+        setattr(self.model.get_submodule(parent), leaf, ours)
+        return ours
 
     def _enter(self, x: torch.Tensor) -> torch.Tensor:
         """Make activations whole for a tensor-parallel region."""
