@@ -149,7 +149,7 @@ _NUMBERS = itertools.count()
 _DROPOUTS: WeakValueDictionary[int, Dropout] = WeakValueDictionary()
 
 
-# An operator of our own, because a compiler sees neither hashes nor generators; its result is saved for the backward
+# An operator of our own, because a compiler sees no hashes and no generators; its result is saved for the backward
 # pass, as its tag says that a second call may differ.
 @torch.library.custom_op("smtrain::kept", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
 def _kept(x: torch.Tensor, place: torch.Tensor, width: int, seen: list[int]) -> torch.Tensor:
