@@ -33,8 +33,8 @@ def train_keys(config: JobConfig, *keys: str) -> dict[str, Any]:
     train = kept["train"]
     for key in ("max_global_batch_size", "tokens"):  # what was chosen by them counts
         del train[key]
-    # A default has no part in a job's name. `compile` and `deterministic` have none if the machine decides them, so that
-    # runs that were begun before it did keep their names.
+    # A default has no part in a job's name. `compile` and `deterministic` have none if the machine decides them: runs
+    # that were begun before it did keep their names.
     for key in ("compile", "deterministic"):
         if train[key] is None:
             del train[key]
