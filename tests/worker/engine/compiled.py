@@ -40,7 +40,7 @@ def counted(options: ParallelOptions) -> Iterator[tuple[ParallelOptions, Graphs]
 
 
 def train(
-    rank: int, config: dict[str, Any], options: ParallelOptions, rows: str, adapter: Lora | None = None, count: int = 4
+    rank: int, config: dict[str, Any], options: ParallelOptions, rows: str, adapter: Lora | None = None, count: int = 3
 ) -> tuple[list[tuple[float, float]], list[Graphs]]:
     """Loss and gradient norm of each step, and the graphs that each has made; `rows` are whole or packed.
 
