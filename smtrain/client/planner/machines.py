@@ -326,14 +326,36 @@ def stage_kinds(shape: ModelShape, pp: int, stage: int, given: tuple[int, ...] =
     return Counter(stage_layers(shape, pp, stage, given))
 
 
+@cache
+def alike_stages(shape: ModelShape, pp: int, given: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """For each pipeline stage the first one with the same layers."""
+    first: dict[object, int] = {}
+    if len(shape.kinds) == 1:
+        counts = given or [layers_of(shape.layers, pp, stage) for stage in range(pp)]
+        return tuple([first.setdefault(count, stage) for stage, count in enumerate(counts)])
+    return tuple(first.setdefault(stage_layers(shape, pp, stage, given), stage) for stage in range(pp))
+
+
+@cache
+def distinct_stages(shape: ModelShape, pp: int, given: tuple[int, ...] = ()) -> list[int]:
+    """The first and the last pipeline stage, and of those between them the first one with each sequence of layers."""
+    between = [*enumerate(alike_stages(shape, pp, given))][1:-1]
+    return sorted({0, *{alike: stage for stage, alike in reversed(between)}.values(), pp - 1})
+
+
 def stage_numbers(shape: ModelShape, mesh: Mesh, stage: int) -> int:
     """Parameters on a rank of a pipeline stage."""
-    held, kinds = cut(shape, mesh.tp, mesh.ep), stage_kinds(shape, mesh.pp, stage, mesh.layers)
-    n = sum(count * cut(kind, mesh.tp, mesh.ep).layer for kind, count in kinds.items())
+    return _stage_numbers(shape, mesh.tp, mesh.pp, mesh.ep, mesh.layers, stage)
+
+
+@cache
+def _stage_numbers(shape: ModelShape, tp: int, pp: int, ep: int, given: tuple[int, ...], stage: int) -> int:
+    held, kinds = cut(shape, tp, ep), stage_kinds(shape, pp, stage, given)
+    n = sum(count * cut(kind, tp, ep).layer for kind, count in kinds.items())
     if stage == 0:
         n += held.embed + held.positions
-    if stage == mesh.pp - 1:
-        n += held.norm + (0 if shape.tied and mesh.pp == 1 else held.head)
+    if stage == pp - 1:
+        n += held.norm + (0 if shape.tied and pp == 1 else held.head)
     return n
 
 

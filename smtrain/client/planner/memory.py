@@ -17,6 +17,7 @@ from smtrain.client.planner.machines import (
     Mesh,
     Work,
     cut,
+    distinct_stages,
     optimizer_share,
     stage_kinds,
     stage_layers,
@@ -98,15 +99,9 @@ def worst_core(work: Work, machine: Machine, mesh: Mesh) -> tuple[int, CoreMemor
 
 
 def telling_stages(work: Work, mesh: Mesh) -> list[int]:
-    """The stages of which one needs the most memory: the ends, the second, and the first with an extra layer.
-
-    All stages if layers are of different kinds, or dealt unevenly.
-    """
-    if len(work.shape.kinds) > 1 or mesh.layers:
-        return list(range(mesh.pp))
-    extra = work.shape.layers % mesh.pp
-    more = mesh.pp - extra if extra else 0
-    return sorted({0, min(1, mesh.pp - 1), more, mesh.pp - 1})
+    """The stages of which one needs the most memory: the ends, and the first of the stages with the same layers, as
+    later ones hold fewer micro-batches."""
+    return distinct_stages(work.shape, mesh.pp, mesh.layers)
 
 
 def host_memory(work: Work, machine: Machine, mesh: Mesh) -> HostMemory:

@@ -19,7 +19,7 @@ from smtrain.client.planner.machines import (
     untiled_group,
 )
 from smtrain.client.planner.memory import CoreMemory, core_memory, telling_stages, worst_core
-from smtrain.client.planner.throughput import Coefficients, balanced, once_time, slot_time, step_time
+from smtrain.client.planner.throughput import Coefficients, StageTimes, balanced, once_time, step_time
 from smtrain.core.model.lora import Lora, linears
 
 MICRO_BATCHES = (1, 2, 4, 8)
@@ -139,6 +139,7 @@ class _Ways:
         self._exchanges: dict[tuple[int, int, int, int, bool, int], dict[_Layers, float]] = {}
         kind = machine.core_flops, machine.core_bytes, machine.cores, machine.link, machine.chip
         self._made = slots.setdefault(kind, {})
+        self._times: dict[tuple[int, int, Recompute, int, int], StageTimes] = {}
         self._known: dict[tuple[int, int, int, int, int], tuple[Mesh, float, float] | None] = {}
 
     def fastest(self, tp: int, pp: int, dp: int, ep: int = 1, cp: int = 1) -> tuple[Mesh, float, float] | None:
@@ -193,10 +194,13 @@ class _Ways:
             for m in MICRO_BATCHES:
                 for r in self._recompute:
                     mesh = Mesh(tp, pp, 1, m, r, self._sequence_parallel(tp), ep=ep, cp=cp)
+                    times = self._times.get((tp, m, r, ep, cp))
+                    if times is None:
+                        times = self._times[tp, m, r, ep, cp] = StageTimes(work, machine, mesh, self._k)
                     # If stages cannot be even: by time, or the remainder on the last ones, which need less memory.
-                    for layers in dict.fromkeys((balanced(work, machine, mesh, self._k), ())):
-                        slot = slot_time(work, machine, replace(mesh, layers=layers), self._k)
-                        slots.append((m, r, layers, slot.total, slot.middle))
+                    for layers in dict.fromkeys((balanced(work, machine, mesh, self._k, times), ())):
+                        slot, middle = times.slowest(pp, layers)
+                        slots.append((m, r, layers, slot.total, middle))
         return slots
 
     def _sequence_parallel(self, tp: int) -> bool:

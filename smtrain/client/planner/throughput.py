@@ -21,8 +21,11 @@ from smtrain.client.planner.machines import (
     Mesh,
     Work,
     adapter_numbers,
+    alike_stages,
     cut,
+    distinct_stages,
     expert_share,
+    layers_of,
     stage_kinds,
     trained_numbers,
 )
@@ -176,21 +179,49 @@ def slot_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients) -> Slot
 
     It is the last one, which has the output matrix, unless `mesh.layers` gives others more layers to make up for it.
     """
-    last = _stage_time(work, machine, mesh, k, mesh.pp - 1)
-    if not mesh.layers:
-        return last
-    uniform = len(work.shape.kinds) == 1
-    alike: dict[Any, Slot] = {}  # stages of the same layers take the same time
-    slots = []
-    for stage, count in enumerate(mesh.layers[:-1]):
-        kinds = count if uniform else frozenset(stage_kinds(work.shape, mesh.pp, stage, mesh.layers).items())
-        if kinds not in alike:
-            alike[kinds] = _stage_time(work, machine, mesh, k, stage)
-        slots.append(alike[kinds])
-    slots.append(last)
-    slowest = max(slots, key=lambda slot: slot.total)
-    rest = sum(slot.total for slot in slots) - slowest.total  # the bubble: a micro-batch's way through the others
-    return replace(slowest, middle=rest / max(1, mesh.pp - 1))
+    slot, others = StageTimes(work, machine, mesh, k).slowest(mesh.pp, mesh.layers)
+    return replace(slot, middle=others)
+
+
+class StageTimes:
+    """Times of pipeline stages under one tp, cp, ep, micro-batch and recomputation, each stage timed once.
+
+    The time of a stage depends on its layers, and on whether it is the last of several or the only one. It does not
+    depend on the number of stages, so one object serves every pp.
+    """
+
+    def __init__(self, work: Work, machine: Machine, mesh: Mesh, k: Coefficients) -> None:
+        self._work, self._machine, self._mesh, self._k = work, machine, mesh, k
+        self.uniform = len(work.shape.kinds) == 1
+        self._stages: dict[tuple[frozenset[tuple[ModelShape, int]] | int, bool, bool], Slot] = {}
+
+    def slowest(self, pp: int, layers: tuple[int, ...]) -> tuple[Slot, float]:
+        """The slowest of so many stages (`layers` as in `Mesh`), and the mean seconds of the others: the bubble is a
+        micro-batch's way through them."""
+        last = self.stage(pp, layers, pp - 1)
+        if not layers:
+            return last, last.middle
+        alike = alike_stages(self._work.shape, pp, layers)[:-1]
+        slots = {stage: self.stage(pp, layers, stage) for stage in {*alike}}
+        seconds = {stage: slot.total for stage, slot in slots.items()}
+        totals = [*[seconds[stage] for stage in alike], last.total]
+        most = max(totals)
+        slowest = totals.index(most)
+        rest = sum(totals) - most
+        return slots[alike[slowest]] if slowest < len(alike) else last, rest / max(1, pp - 1)
+
+    def stage(self, pp: int, layers: tuple[int, ...], stage: int) -> Slot:
+        """One of so many stages."""
+        shape = self._work.shape
+        if self.uniform:
+            kinds: frozenset[tuple[ModelShape, int]] | int = layers_of(shape.layers, pp, stage, layers)
+        else:
+            kinds = frozenset(stage_kinds(shape, pp, stage, layers).items())
+        key = kinds, stage == pp - 1, pp == 1
+        if key not in self._stages:
+            mesh = replace(self._mesh, pp=pp, layers=layers)
+            self._stages[key] = _stage_time(self._work, self._machine, mesh, self._k, stage)
+        return self._stages[key]
 
 
 def _stage_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients, stage: int) -> Slot:
@@ -247,27 +278,41 @@ def ramp_share(work: Work, machine: Machine, mesh: Mesh, batches: Sequence[tuple
     return sum(count * seconds(size) for count, size in batches) / steps / seconds(work.global_batch)
 
 
-def balanced(work: Work, machine: Machine, mesh: Mesh, k: Coefficients) -> tuple[int, ...]:
+def balanced(
+    work: Work, machine: Machine, mesh: Mesh, k: Coefficients, times: StageTimes | None = None
+) -> tuple[int, ...]:
     """Layers of each stage for the shortest time, the output matrix counted; empty if even stages are possible.
 
     Extra layers go to the stages before the last, of which the later ones keep fewer micro-batches, and the first one
     has the embedding.
+
+    times: those of this work, machine and mesh, if other meshes were timed with them.
     """
     layers, pp = work.shape.layers, mesh.pp
     each, extra = divmod(layers, pp)
     if not extra:
         return ()
+    times = times or StageTimes(work, machine, mesh, k)
     best: tuple[int, ...] = ()
     least = math.inf
     for last in range(each + 1, 0, -1):
-        before, more = divmod(layers - last, pp - 1)
-        counts = (*(before + (stage >= pp - 1 - more) for stage in range(pp - 1)), last)
-        time = slot_time(work, machine, replace(mesh, layers=counts), k).total
+        counts = _dealt(layers, pp, last)
+        if times.uniform:  # the stage before the last has the most layers of those before it
+            time = max(times.stage(pp, counts, pp - 2).total, times.stage(pp, counts, pp - 1).total)
+        else:
+            time = times.slowest(pp, counts)[0].total
         if time < least:
             best, least = counts, time
-        elif time > least and len(work.shape.kinds) == 1:
+        elif time > least and times.uniform:
             break  # an earlier stage is the slowest from here on
     return best
+
+
+@cache
+def _dealt(layers: int, pp: int, last: int) -> tuple[int, ...]:
+    """Layers of each stage if the last one has so many, and the stages before it as equal numbers as possible."""
+    before, more = divmod(layers - last, pp - 1)
+    return *[before] * (pp - 1 - more), *[before + 1] * more, last
 
 
 def _link(machine: Machine, ranks: int, k: Coefficients) -> float:
@@ -377,7 +422,7 @@ def exchange_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients) -> 
     """
     alone = machine.link and machine.count == 1  # GPUs of one host: over their own links, all at once
     most = 0.0
-    for stage in range(mesh.pp) if mesh.layers else (0, mesh.pp - 1):
+    for stage in distinct_stages(work.shape, mesh.pp, mesh.layers) if mesh.layers else (0, mesh.pp - 1):
         own = expert_share(work, mesh, stage)
         shared = trained_numbers(work, mesh, stage) - own
         if mesh.ep == mesh.shards:  # no other rank holds the same experts

@@ -9,7 +9,7 @@ has a switch, so the rule does not apply to it, and it does not apply to Trainiu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from math import lcm, log2
 from typing import NamedTuple
@@ -43,7 +43,8 @@ def torus_chip(instance_type: str, lnc: int) -> int | None:
     return row["cores"] * row["logical_cores"] // lnc // row["chips"] if row and row.get("torus") else None
 
 
-def tiles(members: Iterable[int], per_chip: int) -> bool:
+@cache
+def tiles(members: tuple[int, ...], per_chip: int) -> bool:
     """Whether processes of one host (local ranks, `per_chip` on a chip, chips row by row) can be a group."""
     cores: dict[int, set[int]] = {}
     for member in members:
