@@ -563,7 +563,9 @@ def _full_sizes(config: Mapping[str, Any], full: tuple[bool, ...]) -> dict[str, 
     if "per_layer_config" not in config:
         return {}
     each = config["per_layer_config"] or {}  # null: these layers are like the others
-    those = [each.get(i, each.get(str(i), {})) for i in range(len(full))] if isinstance(each, Mapping) else []
+    # From 11 layers on transformers writes the numbers of layers with leading zeros, "05".
+    sizes_of = {int(i): sizes for i, sizes in each.items() if str(i).isdecimal()} if isinstance(each, Mapping) else None
+    those = [] if sizes_of is None else [sizes_of.get(i, {}) for i in range(len(full))]
     said: Any = next((sizes for sizes, sees_all in zip(those, full, strict=False) if sees_all), {})
     keys = {"head_dim": "global_head_dim"}
     if config.get("attention_k_eq_v"):

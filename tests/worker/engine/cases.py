@@ -270,7 +270,7 @@ def weights(config: dict[str, Any], seed: int = 0) -> dict[str, torch.Tensor]:
     out = {}
     shape = ModelShape.from_config(config)
     for spec in shape.specs:
-        noise = torch.randn(spec.shape, generator=generator) * config["initializer_range"]
+        noise = torch.randn(spec.shape, generator=generator) * config.get("initializer_range", 0.1)
         unit = shape.rules.unit_norms or ".linear_attn.norm." in spec.name
         out[spec.name] = noise + unit if len(spec.shape) == 1 and spec.name.endswith(("weight", "scalar")) else noise
         if spec.role is Role.HEAD_NORM and shape.rules.score_scale == 1:  # or scores reach the head size
