@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 from smtrain.core.errors import CheckpointError, SmtrainError, first_line
 from smtrain.core.extras import missing
@@ -30,6 +30,9 @@ NO_MODEL = (OSError, ValueError, KeyError)
 """Errors of transformers for a folder that is not a model."""
 MISFITS = (*NO_MODEL, RuntimeError, TypeError)
 """Errors of peft for an adapter that does not fit the model."""
+
+GENERATION = "generation_config.json"
+_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 @dataclass
@@ -93,7 +96,10 @@ def load(folder: Path, *, adapter: Path | None = None) -> Loaded:
         refuse_no_tokenizer(folder)
         tokenizer = hf_tokenizer.load(folder)
         refuse_unknown_ids(folder, tokenizer, described)
-        options = {"config": transformers_config(described)} if known else {}
+        options: dict[str, Any] = {"config": transformers_config(described)} if known else {}
+        named = named_ends(folder)
+        if named is not None:  # or transformers reads the file, and refuses settings that do not count here
+            options["generation_config"] = named
         if source is not None and (source.renamed or is_multimodal(described)):
             model: Any = _by_our_names(source, options["config"])
         else:
@@ -102,6 +108,7 @@ def load(folder: Path, *, adapter: Path | None = None) -> Loaded:
         raise CheckpointError(not_loaded(folder, error)) from error
     if normal is not None:
         check_model(model, normal)
+    model.generation_config = named or only_ids(model.generation_config.to_dict())
     if adapter is not None:
         model = _adapted(model, folder, adapter)
     if torch.accelerator.is_available():
@@ -109,6 +116,27 @@ def load(folder: Path, *, adapter: Path | None = None) -> Loaded:
     model.eval()
     learned = normal is not None and normal.rope is None
     return Loaded(folder, model, tokenizer, adapted=adapter is not None, learned=learned)
+
+
+def named_ends(folder: Path) -> GenerationConfig | None:
+    """The ids in a folder's generation_config.json; None without the file. Raises ValueError if it is no object.
+
+    Its other settings do not count: transformers would use each that `Sampling` leaves open, also for greedy text.
+    """
+    file = folder / GENERATION
+    if not file.is_file():
+        return None
+    settings = json.loads(file.read_text("utf-8"))
+    if not isinstance(settings, dict):
+        raise ValueError(f"{GENERATION} holds {type(settings).__name__}, no JSON object")
+    return only_ids(settings)
+
+
+def only_ids(settings: Mapping[str, Any]) -> GenerationConfig:
+    """A generation config with nothing but the ids of the tokens that begin, end and pad a text."""
+    made: Any = GenerationConfig
+    config: GenerationConfig = made(**{key: settings.get(key) for key in _IDS})
+    return config
 
 
 def refuse_unknown_ids(folder: Path, tokenizer: Any, described: Any) -> None:

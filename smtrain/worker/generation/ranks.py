@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from transformers import GenerationConfig
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from smtrain.core.errors import CheckpointError, ConfigError, SmtrainError
@@ -43,14 +42,21 @@ from smtrain.worker.engine.native import comm
 from smtrain.worker.engine.native.comm import ProcessMesh
 from smtrain.worker.engine.native.remembering import Memory, Remembering
 from smtrain.worker.engine.native.stage import Stage
-from smtrain.worker.generation.load import NO_MODEL, Loaded, not_loaded, refuse_no_tokenizer, refuse_unknown_ids
+from smtrain.worker.generation.load import (
+    NO_MODEL,
+    Loaded,
+    named_ends,
+    not_loaded,
+    only_ids,
+    refuse_no_tokenizer,
+    refuse_unknown_ids,
+)
 
 CACHE = next(f.name for f in fields(CausalLMOutputWithPast) if f.name in ("cache", "past_key_values"))
 """transformers' name of the cache, which release 5.24 changed."""
 _STOP, _STEP, _PICK = range(3)
 _WAIT = timedelta(days=365)
 """RankProcesses wait for the next question as long as a conversation lasts."""
-_GENERATION = "generation_config.json"
 _ROOM = 0.8
 """Share of a device's memory to fill with weights, keys and values; the rest is for a pass over a long prompt."""
 _LESS = "take fewer processes, or a machine with more memory"
@@ -357,14 +363,13 @@ def load_divided(path: Path, described: dict[str, Any], about: Path, processes: 
     refuse_no_tokenizer(about)
     try:
         tokenizer = hf_tokenizer.load(about)
-        generation = GenerationConfig.from_pretrained(about) if (about / _GENERATION).is_file() else None
+        generation = named_ends(about)
     except NO_MODEL as error:
         raise CheckpointError(not_loaded(about, error)) from error
     refuse_unknown_ids(about, tokenizer, described)
     gc.collect()  # ranks of a model that nothing refers to any more
     started = start(str(path), described, processes)
-    if generation is not None:
-        started.driver.generation_config = generation
+    started.driver.generation_config = generation or only_ids(started.driver.generation_config.to_dict())
     mesh = started.division
     words = f"{mesh.ranks} processes, tp {mesh.tp} x pp {mesh.pp}" if mesh.ranks > 1 else "one process"
     learned = normalise(described).rope is None

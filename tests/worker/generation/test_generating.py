@@ -191,3 +191,32 @@ def test_a_model_beyond_the_memory_is_refused_with_the_sum(tmp_path: Path) -> No
     with pytest.raises(CheckpointError, match=r"takes 130\.4 GiB of memory \(llama-70b 128\.5 GiB of weights and 1\.2"):
         refuse_too_large([need], free=64 * 2**30)
     refuse_too_large([need], free=131 * 2**30)
+
+
+ODD_SETTINGS = {
+    "repetition_penalty": 5.0, "forced_eos_token_id": 5, "forced_bos_token_id": 6, "num_return_sequences": 3,
+    "no_repeat_ngram_size": 1, "suppress_tokens": [7, 8], "begin_suppress_tokens": [9], "min_new_tokens": 11,
+    "exponential_decay_length_penalty": [1, 2.0], "epsilon_cutoff": 0.3, "typical_p": 0.2, "min_p": 0.5, "top_k": 1,
+    "top_p": 0.1, "temperature": 9.0, "guidance_scale": 2.0, "early_stopping": True, "length_penalty": -9.0,
+    "num_beams": 2, "do_sample": True, "return_dict_in_generate": True, "use_cache": False, "max_time": 1e-9,
+    "bad_words_ids": [[10], [11]], "max_new_tokens": 1, "penalty_alpha": 0.6, "prompt_lookup_num_tokens": 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [GREEDY, Sampling(12, 1.5, seed=3), Sampling(8, beams=3)],
+    ids=["greedy", "temperature", "beams"],
+)
+def test_of_generation_config_only_the_ids_count(folder: Path, tmp_path: Path, sampling: Sampling) -> None:
+    prompts = ["def f(x):", "import"]
+    texts = []
+    for name, settings in (("plain", {}), ("odd", ODD_SETTINGS)):
+        shutil.copytree(folder, tmp_path / name)
+        ends = {"eos_token_id": 3, "bos_token_id": 1, **settings}
+        (tmp_path / name / "generation_config.json").write_text(json.dumps(ends))
+        made = load(tmp_path / name)
+        assert made.ends == [3]
+        one = "".join(stream(made, ids(made, prompts[0]), sampling))
+        texts.append([one, *complete(made, [ids(made, prompt) for prompt in prompts], sampling)])
+    assert texts[0] == texts[1]
