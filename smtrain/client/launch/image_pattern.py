@@ -8,6 +8,7 @@ from typing import Any
 
 from smtrain.client.backends.base import JobPlace
 from smtrain.client.backends.choose import sagemaker
+from smtrain.client.backends.sagemaker.calls import why_refused
 from smtrain.core.config import JobConfig
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts.images import ecr_image, in_registry
@@ -49,11 +50,11 @@ def newest(ecr: Any, uri: str) -> tuple[str, int]:
         )
         tags = [image["imageTag"] for page in pages for image in page.get("imageIds", []) if "imageTag" in image]
     except (BotoCoreError, ClientError) as error:
-        code = error.response["Error"].get("Code") if isinstance(error, ClientError) else type(error).__name__
+        why = why_refused(error, "get the right ecr:ListImages")
         raise ConfigError(
             f"compute.image: the registry of {named.repository} in {named.region} cannot be asked for the tags that "
-            f"match {named.tag} ({code}); write a whole tag, or get the right ecr:ListImages",
-            code="aws.refused",
+            f"match {named.tag}: {why}, or write a whole tag",
+            code=why.code,
         ) from None
     fitting = sorted((tag for tag in tags if fnmatchcase(tag, named.tag)), key=_numbers)
     if not fitting:

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from smtrain.client.backends.choose import sagemaker
+from smtrain.client.backends.sagemaker.calls import why_refused
 from smtrain.client.backends.sagemaker.target import Target
 from smtrain.client.jobs.job import Job
 from smtrain.client.launch.stages import Chain
@@ -158,10 +159,9 @@ def arrange(config: JobConfig, place: Target, stages: Sequence[Stage], say: Say)
         if answer.get("FailedEntryCount"):
             raise JobError(f"notify.sns: EventBridge does not accept {config.notify.sns} as a target")
     except (ClientError, BotoCoreError) as error:
+        why = why_refused(error, "allow yourself events:PutRule, events:PutTargets and events:TagResource")
         raise JobError(
-            f"notify.sns: the rule {rule_name(config)} could not be made ({first_line(error)}); allow yourself "
-            "events:PutRule, events:PutTargets and events:TagResource, or take the key out",
-            code="aws.refused",
+            f"notify.sns: the rule {rule_name(config)} could not be made: {why}, or take the key out", code=why.code
         ) from None
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from smtrain.client.backends.choose import sagemaker, sagemaker_place_of
+from smtrain.client.backends.sagemaker.calls import why_refused
 from smtrain.client.backends.sagemaker.target import Target
 from smtrain.client.follow.money import known_prices
 from smtrain.client.jobs.listing import train_jobs
@@ -235,10 +236,11 @@ def _schedule(place: Target, name: str, until: datetime.datetime, role: str) -> 
             client.delete_schedule(Name=request["Name"])  # of an endpoint that is gone
             client.create_schedule(**request)
     except (ClientError, BotoCoreError) as error:
+        rights = f"scheduler:CreateSchedule and iam:PassRole, and let scheduler.amazonaws.com assume {role}"
+        why = why_refused(error, f"allow yourself {rights}")
         raise JobError(
-            f"the schedule that would delete {name} could not be made ({error}), so the endpoint was not either; allow "
-            f"yourself scheduler:CreateSchedule and iam:PassRole, and let scheduler.amazonaws.com assume {role}",
-            code="aws.refused",
+            f"the schedule that would delete {name} could not be made, so the endpoint was not either: {why}",
+            code=why.code,
         ) from None
 
 

@@ -149,13 +149,23 @@ def _clean(parsed: dict[str, Any], model: Any, **_: Any) -> None:
 
 def spell(error: Exception) -> str | None:
     """One sentence for an error of AWS or of the connection to it; None for anything else."""
-    from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, NoCredentialsError, ProfileNotFound
+    from botocore.exceptions import (
+        BotoCoreError,
+        ClientError,
+        HTTPClientError,
+        NoCredentialsError,
+        PartialCredentialsError,
+        ProfileNotFound,
+    )
     from botocore.exceptions import ConnectionError as NoConnection
     from botocore.parsers import ResponseParserError
 
     if isinstance(error, NoCredentialsError):
         none = "no AWS credentials were found; log in (`aws configure` or `aws sso login`), or use --target local"
         return Sentence(none, "aws.no_credentials")
+    if isinstance(error, PartialCredentialsError):
+        text = f"the AWS credentials lack a part ({str(error).rstrip('.')}); set it, or log in (`aws configure`)"
+        return Sentence(text, "aws.no_credentials")
     if isinstance(error, ProfileNotFound):
         return Sentence(_no_profile(error), "aws.no_credentials")
     if expired(error):
@@ -176,6 +186,14 @@ def spell(error: Exception) -> str | None:
     if isinstance(error, ResponseParserError):
         return f"the answer is a web page and not from AWS; {_WHOSE}"
     return f"the request to AWS failed: {_trouble(error)}" if isinstance(error, BotoCoreError) else None
+
+
+def why_refused(error: Exception, remedy: str) -> Sentence:
+    """`spell`, with `remedy` if AWS refused; credentials and connections have remedies of their own."""
+    text = spell(error)
+    if isinstance(text, Sentence) and text.code not in ("aws.refused", "aws.quota"):
+        return text
+    return Sentence(f"{text or error}; {remedy}", "aws.refused")
 
 
 def _full(error: BaseException | None) -> str | None:
@@ -211,6 +229,11 @@ _EXPIRED = frozenset(
         "UnrecognizedClientException", "InvalidToken",
     }
 )  # fmt: skip
+# Exceptions of botocore about credentials that exist; LoginError is missing in older versions.
+_STALE = (
+    "TokenRetrievalError", "NoAuthTokenError", "SSOError", "CredentialRetrievalError", "RefreshWithMFAUnsupportedError",
+    "LoginError",
+)  # fmt: skip
 
 
 def unasked(error: BaseException | None) -> bool:
@@ -235,8 +258,4 @@ def expired(error: Exception) -> bool:
 
     if isinstance(error, exceptions.ClientError):
         return error.response.get("Error", {}).get("Code") in _EXPIRED
-    return isinstance(
-        error,
-        exceptions.TokenRetrievalError | exceptions.UnauthorizedSSOTokenError | exceptions.SSOTokenLoadError
-        | exceptions.CredentialRetrievalError | exceptions.RefreshWithMFAUnsupportedError,
-    )  # fmt: skip
+    return isinstance(error, tuple(getattr(exceptions, name) for name in _STALE if hasattr(exceptions, name)))

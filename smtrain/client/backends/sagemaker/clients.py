@@ -8,7 +8,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from smtrain.client.backends.sagemaker.calls import NO_REGION, aws_session, checked, retrying, spell, transferring
+from smtrain.client.backends.sagemaker.calls import (
+    NO_REGION,
+    aws_session,
+    checked,
+    retrying,
+    spell,
+    transferring,
+    why_refused,
+)
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.extras import collector_paused
 from smtrain.core.facts.sagemaker import ELSEWHERE, TargetName
@@ -111,18 +119,18 @@ class Clients:
 
         try:
             return str(self.client("iam").get_role(RoleName=role)["Role"]["Arn"])
-        except ClientError as error:
-            code = error.response["Error"]["Code"]
+        except (BotoCoreError, ClientError) as error:
+            code = error.response["Error"].get("Code") if isinstance(error, ClientError) else None
+            if code == "NoSuchEntity":
+                raise ConfigError(
+                    f"compute.role: IAM did not find the role {role!r} ({code}); correct the name, or give the role's "
+                    "ARN",
+                    code="config.wrong_value",
+                ) from None
+            why = why_refused(error, "allow yourself iam:GetRole")
             raise ConfigError(
-                f"compute.role: IAM did not find the role {role!r} ({code}); correct the name, or give the role's ARN",
-                code="config.wrong_value",
-            ) from None
-        except BotoCoreError as error:
-            why = str(error).rstrip(".")
-            raise ConfigError(
-                f"compute.role: IAM did not return the ARN of the role {role!r} ({why}); log in (`aws "
-                "configure` or `aws sso login`), or give the role's ARN",
-                code="aws.refused",
+                f"compute.role: IAM did not return the ARN of the role {role!r}: {why}, or give the role's ARN",
+                code=why.code,
             ) from None
 
     def account(self, otherwise: str = "set output.s3_uri in the config") -> str:

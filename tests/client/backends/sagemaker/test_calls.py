@@ -5,13 +5,17 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from string import Formatter
 
 import boto3
 import pytest
+from botocore import exceptions
 from botocore.exceptions import ConnectionClosedError
 
 from smtrain.client.backends.sagemaker import calls
 
+NO_LOGIN = {"UnknownTokenProviderError", "UnknownCredentialError"}
+"""Errors of botocore's own settings, which no login mends."""
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-amz-json-1.1\r\n"
 BODY = b'{"TrainingJobStatus": "Completed"}'
 LENGTH = b"Content-Length: %d\r\n\r\n" % len(BODY)
@@ -69,3 +73,25 @@ def test_a_call_whose_answers_are_all_cut_off_is_a_lost_connection(
     monkeypatch.setattr(calls, "ATTEMPTS", 2)
     with pytest.raises(ConnectionClosedError):
         describe(answering([CUT["in the body"]]))
+
+
+def _all_errors() -> list[type[exceptions.BotoCoreError]]:
+    kinds = [kind for kind in vars(exceptions).values() if isinstance(kind, type)]
+    return [kind for kind in kinds if issubclass(kind, exceptions.BotoCoreError) and not issubclass(kind, OSError)]
+
+
+@pytest.mark.parametrize("kind", _all_errors(), ids=lambda kind: kind.__name__)
+def test_only_errors_of_credentials_ask_for_a_login(kind: type[exceptions.BotoCoreError]) -> None:
+    fields = {name: "x" for _, name, _, _ in Formatter().parse(kind.fmt) if name}
+    if issubclass(kind, exceptions.WaiterError):
+        fields = {"name": "x", "reason": "x", "last_response": "x"}
+    elif issubclass(kind, exceptions.HTTPClientError | exceptions.ConnectionError):
+        fields |= {"error": "x", "endpoint_url": "x"}
+    sentence = calls.why_refused(kind(**fields), "ask for a right")
+    words = ("Credential", "Token", "SSO", "Login", "Profile", "MFA")
+    about_login = any(word in kind.__name__ for word in words) and kind.__name__ not in NO_LOGIN
+    assert ("log in" in sentence or "aws configure" in sentence) == about_login, sentence
+    assert (sentence.code == "aws.no_credentials") == about_login
+    reached = not issubclass(kind, exceptions.HTTPClientError | exceptions.ConnectionError)
+    assert ("could not be reached" in sentence) != reached
+    assert ("ask for a right" in sentence) == (reached and not about_login)
