@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -34,6 +34,13 @@ class Cause:
     pattern: str
     status: str | None = None
     symptom: bool = False
+    on: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """`cause` and `do` on backends without an image of their own, by target."""
+
+    def at(self, target: TargetName | None) -> Cause:
+        """The same cause in the words of a backend; None: SageMaker."""
+        words = self.on.get(target or "", {})
+        return replace(self, cause=words.get("cause", self.cause), do=words.get("do", self.do))
 
     @property
     def regex(self) -> re.Pattern[str]:
@@ -95,12 +102,12 @@ def explain(name: str, description: dict[str, Any], lines: Iterable[Line]) -> Ex
     cause = None
     if description["TrainingJobStatus"] not in NO_FAILURE:
         cause = _of_status({secondary}) or (None if stopped else _search(first, lines, reason) or _of_status(passed))
-    code = _EXIT.search(reason or "")
+    code, target = _EXIT.search(reason or ""), elsewhere(description.get("TrainingJobArn", ""))
     return Explanation(
         name, status, first.host if first else None, first.rank if first else None,
         datetime.datetime.fromtimestamp(first.at / 1000).astimezone() if first else None,
         tuple(first.lines) if first else (), reason, int(code[1]) if code else first.exit_code if first else None,
-        cause, _SOURCES.get(elsewhere(description.get("TrainingJobArn", "")), "SageMaker"),
+        cause.at(target) if cause else None, _SOURCES.get(target, "SageMaker"),
     )  # fmt: skip
 
 

@@ -348,3 +348,16 @@ PAGE = Path(__file__).resolve().parents[3] / "docs/troubleshooting.md"
 def test_the_documented_causes_are_those_in_use() -> None:
     rows = [f"| {cause.cause} | {cause.do} |".replace("<type>", "&lt;type&gt;") for cause in causes()]
     assert "\n".join(["|---|---|", *rows, ""]) in PAGE.read_text("utf-8")
+
+
+def test_a_missing_library_on_slurm_is_told_without_an_image_of_sagemaker() -> None:
+    log = merged(lines(LOGS["library-missing"], "node-1"))
+    described = {**failed("ExitCode 1"), "TrainingJobArn": "slurm:job"}
+    why = explain("job", described, log).cause
+    assert why is not None
+    assert why.name == "library-missing"
+    assert "compute.image" not in why.do
+    assert "cluster.venv" in why.do
+    aws = explain("job", failed("ExitCode 1"), log).cause
+    assert aws is not None
+    assert "compute.image" in aws.do
