@@ -27,7 +27,7 @@ def test_a_search_times_each_distinct_stage_once(monkeypatch: pytest.MonkeyPatch
         return call
 
     monkeypatch.setattr(throughput, "_stage_time", counted("stage", throughput._stage_time))
-    monkeypatch.setattr(search, "core_memory", counted("memory", search.core_memory))
+    monkeypatch.setattr(search, "core_memory", counted("memory", core_memory))
     monkeypatch.setattr(Slot, "total", property(counted("total", Slot.total.fget)))  # type: ignore[attr-defined]
     some = [Machine.of(kind, n) for kind in ("ml.p5.48xlarge", "ml.trn1.32xlarge") for n in (2, 4, 12, 24)]
     found = search.search(Work(shape, 8192, 1024), some)

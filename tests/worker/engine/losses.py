@@ -67,7 +67,9 @@ def head(weight: torch.Tensor, sink: bool = False) -> tuple[Any, Callable[[], to
     if not sink:
         return SimpleNamespace(weight=weight, sink=None), lambda: weight.grad
     table = SimpleNamespace(entries=[("head", 0, weight.numel())])
-    trained: Any = SimpleNamespace(flat=weight.view(-1), parameters={"head": weight}, table=table)
+    trained: Any = SimpleNamespace(
+        flat=weight.view(-1), parameters={"head": weight}, table=table, leaf=lambda name: weight, first_name=str
+    )
     linear = SimpleNamespace(weight=weight, sink=None)
     gradients = Gradients(trained, {"head": linear}, CPU)
     return linear, lambda: gradients.of["head"]

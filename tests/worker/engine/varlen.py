@@ -12,6 +12,7 @@ from smtrain.core.model import footprint
 from smtrain.worker.engine.base import ParallelOptions
 from smtrain.worker.engine.native import NativeEngine
 from smtrain.worker.engine.native import layers as engine_layers
+from smtrain.worker.engine.native.norms import NORM_CHUNK
 from tests.worker.engine import adapters, cases, packed, preference
 
 AT_ONCE = 5
@@ -64,7 +65,9 @@ class LargestSquare(TorchDispatchMode):
         made = func(*args, **(kwargs or {}))
         self.varlen += func.namespace == "smtrain"
         for x in made if isinstance(made, (tuple, list)) else (made,):
-            if isinstance(x, torch.Tensor) and x.ndim > 1 and x.shape[-1] * x.shape[-2] > self.largest:
+            if not isinstance(x, torch.Tensor) or x.ndim < 2 or x.shape[-1] == NORM_CHUNK:  # the optimizer's buffer
+                continue
+            if x.shape[-1] * x.shape[-2] > self.largest:
                 self.largest, self.name = x.shape[-1] * x.shape[-2], str(func)
         return made
 

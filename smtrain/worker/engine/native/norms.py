@@ -9,7 +9,8 @@ import torch
 
 from smtrain.core.model.families import LAYER, ModelShape
 
-_CHUNK = 4096  # numbers in one fp32 norm: over 10 M at once it is off by 4e-4
+NORM_CHUNK = 4096
+"""Numbers in one fp32 norm: over 10 M at once it is off by 4e-4."""
 
 
 class Range(NamedTuple):
@@ -38,8 +39,8 @@ def merge(ranges: Iterable[tuple[int, int, float, str]]) -> list[Range]:
 
 
 def _square_sum(x: torch.Tensor) -> torch.Tensor:
-    whole = x.numel() // _CHUNK * _CHUNK
-    norms = [torch.linalg.vector_norm(x[:whole].view(-1, _CHUNK), dim=1)] if whole else []
+    whole = x.numel() // NORM_CHUNK * NORM_CHUNK
+    norms = [torch.linalg.vector_norm(x[:whole].view(-1, NORM_CHUNK), dim=1)] if whole else []
     if whole < x.numel():
         norms.append(torch.linalg.vector_norm(x[whole:])[None])
     return torch.cat(norms).square().sum()
