@@ -23,7 +23,8 @@ def counted(options: ParallelOptions) -> Iterator[tuple[ParallelOptions, Graphs]
     graphs: Graphs = []
 
     def backend(graph: Any, inputs: Any) -> Callable[..., Any]:
-        graphs.append("training" if torch.is_grad_enabled() else "evaluation")
+        is_loss = any(isinstance(x, torch.Tensor) and x.dtype == torch.int64 and x.ndim == 1 for x in inputs)  # labels
+        graphs.append("loss" if is_loss else "training" if torch.is_grad_enabled() else "evaluation")
         made: Callable[..., Any] = graph.forward
         return made
 

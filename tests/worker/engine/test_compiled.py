@@ -14,6 +14,12 @@ from tests.worker.engine.world import World
 BOTH = ["evaluation", "training"]
 
 
+def of_layers(graphs: list[str]) -> list[str]:
+    """The graphs of layers, sorted; the loss has at most three."""
+    assert graphs.count("loss") <= 3
+    return sorted(graph for graph in graphs if graph != "loss")
+
+
 @pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
@@ -43,7 +49,7 @@ def test_layers_share_a_graph_and_no_step_makes_another(
             np.testing.assert_allclose(numbers, plain, rtol=2e-3)
         else:
             assert numbers == plain
-        assert graphs[0] == sorted(kinds * BOTH)
+        assert of_layers(graphs[0]) == sorted(kinds * BOTH)
         assert not any(graphs[1:])
 
 
@@ -52,7 +58,7 @@ def test_layers_share_a_graph_and_no_step_makes_another(
 def test_more_layers_are_no_more_graphs(layers: int, solo: World) -> None:
     config = {**CONFIGS["llama"], "num_hidden_layers": layers}
     _, graphs = solo.run(compiled.train, config, mesh("111"), "whole", None, 2)[0]
-    assert graphs == [BOTH, []]
+    assert [of_layers(few) for few in graphs] == [BOTH, []]
 
 
 @pytest.mark.full
@@ -61,7 +67,7 @@ def test_adapters_have_another_graph_only_for_the_first_layer(dropout: float, so
     config = CONFIGS["qwen3"]
     adapter = adapters.lora(config, dropout=dropout)
     numbers, graphs = solo.run(compiled.train, config, mesh("111"), "whole", adapter)[0]
-    assert graphs[0] == sorted([*BOTH, "training"]), "its input needs no gradient"
+    assert of_layers(graphs[0]) == sorted([*BOTH, "training"]), "its input needs no gradient"
     assert not any(graphs[1:])
     plain = solo.run(adapters.train, config, mesh("111"), adapter, tmp_path, 3)[0]
     np.testing.assert_allclose(numbers, plain, rtol=1e-5)
@@ -71,7 +77,7 @@ def test_adapters_have_another_graph_only_for_the_first_layer(dropout: float, so
 def test_pairs_are_compiled_once(solo: World) -> None:
     options = mesh("111 m2")
     steps, graphs = solo.run(compiled.prefer, options)[0]
-    assert sorted(graphs) == BOTH
+    assert of_layers(graphs) == BOTH
     plain = solo.run(preference.steps, options, "sigmoid", 2)[0]
     for one, other in zip(steps, plain, strict=True):
         assert one == pytest.approx(other, rel=1e-6)
