@@ -59,4 +59,4 @@ OTHERS = (
     "idna", "regex", "tqdm", "pyyaml", "packaging", "numpy", "psutil", "accelerate", "pyarrow", "pandas",
     "python-dateutil", "six", "xxhash", "tensorboard", "absl-py", "protobuf",
 )  # fmt: skip
-"""What else the parts import, besides torch's own requirements."""
+"""Further packages that the parts import, besides torch's own requirements."""

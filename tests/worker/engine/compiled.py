@@ -23,8 +23,8 @@ def counted(options: ParallelOptions) -> Iterator[tuple[ParallelOptions, Graphs]
     graphs: Graphs = []
 
     def backend(graph: Any, inputs: Any) -> Callable[..., Any]:
-        is_loss = any(isinstance(x, torch.Tensor) and x.dtype == torch.int64 and x.ndim == 1 for x in inputs)  # labels
-        graphs.append("loss" if is_loss else "training" if torch.is_grad_enabled() else "evaluation")
+        has_rows = any(isinstance(x, torch.Tensor) and x.ndim == 3 and x.is_floating_point() for x in inputs)
+        graphs.append("training" if torch.is_grad_enabled() else "evaluation" if has_rows else "loss")
         made: Callable[..., Any] = graph.forward
         return made
 

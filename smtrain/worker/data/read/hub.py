@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from smtrain.core.errors import DataError, first_line
-from smtrain.worker.data.read.object_store import UnavailableError
+from smtrain.worker.data.read.object_store import StorageError
 
 HUB = "hf://"
 _ANSWER = TypeVar("_ANSWER")
@@ -266,7 +266,7 @@ def patiently(
 ) -> _ANSWER:
     """Ask the hub; retry while it is busy, limits the rate or cannot be reached.
 
-    Raises the DataError that `refused` makes if it refuses, UnavailableError if it does not answer for minutes.
+    Raises the DataError that `refused` makes if it refuses, StorageError if it does not answer for minutes.
     """
     for wait in (*_WAITS, None):
         try:
@@ -280,7 +280,7 @@ def patiently(
             if not (status in _LATER or (status is None and away)):
                 raise refused(uri, error) from None
             if wait is None:
-                raise UnavailableError(str(_unread(uri, error))) from None
+                raise StorageError(str(_unread(uri, error))) from None
             named = str(getattr(answer, "headers", {}).get("Retry-After", ""))
             time.sleep(int(named) if named.isdecimal() else wait)
     raise AssertionError("the last try has returned or raised")

@@ -37,7 +37,7 @@ _ANSWER = re.compile(r"AWS Error (\w+) during (\w+) operation")
 _OF_MACHINE = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ECONNRESET, errno.EHOSTDOWN}
 
 
-class UnavailableError(SmtrainError):
+class StorageError(SmtrainError):
     """A store, the network or a disk fails, not the text: finished work is kept, and another attempt may succeed."""
 
     damaged = False

@@ -19,7 +19,7 @@ from smtrain.core.protocol.s3_probe import unanswered
 from smtrain.core.protocol.uris import respelled
 from smtrain.worker.data.read.hub import HUB, HubName, commit_of, hub_files, hub_rows, opened
 from smtrain.worker.data.read.object_store import (
-    UnavailableError,
+    StorageError,
     explain,
     is_final,
     is_of_machine,
@@ -173,10 +173,10 @@ def _local(path: Path, name: str, kind: str) -> SourceFile:
 def unreadable(file: SourceFile, error: BaseException, kind: str = "") -> SmtrainError:
     """The error for a file that cannot be read; `kind` is empty or the format, such as "as Parquet "."""
     if "://" in file.path and is_of_store(error):
-        made = DataError if is_final(error) else UnavailableError
+        made = DataError if is_final(error) else StorageError
         return made(f"{file.path} cannot be read: {explain(error)}.")
     if is_of_machine(error):
-        return UnavailableError(f"{file.path} cannot be read ({first_line(error)}); run the same command again.")
+        return StorageError(f"{file.path} cannot be read ({first_line(error)}); run the same command again.")
     if file.compression:
         return DataError(f"{file.path} is not a whole {file.compression} file ({first_line(error)}); write it again.")
     return DataError(f"{file.path} cannot be read {kind}({first_line(error)}); write it again.")
@@ -200,13 +200,13 @@ def _filesystem(uri: str) -> tuple[Any, str]:
 def _s3_objects(uri: str) -> list[SourceFile]:
     """List the objects of a prefix, or those that match a pattern of *, ** and ?, sorted by path.
 
-    Raises DataError if S3 refuses, UnavailableError if it fails; soon also if it does not answer at all, as the client
+    Raises DataError if S3 refuses, StorageError if it fails; soon also if it does not answer at all, as the client
     itself would keep trying.
     """
     from pyarrow import fs
 
     if why := unanswered(uri):
-        raise UnavailableError(f"{uri} cannot be listed: {why}.")
+        raise StorageError(f"{uri} cannot be listed: {why}.")
     wild = re.search(r"[^/]*[*?]", uri)  # from the first level with a wildcard
     client, path = _filesystem(uri[: wild.start()].rstrip("/") if wild else uri)
     scheme = uri.partition("://")[0]
@@ -219,7 +219,7 @@ def _s3_objects(uri: str) -> list[SourceFile]:
             below = fs.FileSelector(path, recursive=True)
             objects, base = retry(lambda: client.get_file_info(below)), path.rstrip("/")
     except OSError as error:
-        made = DataError if is_final(error) else UnavailableError
+        made = DataError if is_final(error) else StorageError
         raise made(f"{uri} cannot be listed: {explain(error)}.") from None
     return [
         SourceFile(f"{scheme}://{one.path}", name, "", one.size, str(one.mtime_ns))

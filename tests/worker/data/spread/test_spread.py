@@ -31,7 +31,7 @@ from smtrain.worker.data.prepare.spread.driver import CrashedError, Spread
 from smtrain.worker.data.prepare.spread.places import SharedPlace
 from smtrain.worker.data.prepare.spread.work import THREADS, TaskOutcome
 from smtrain.worker.data.read import blocks
-from smtrain.worker.data.read.object_store import UnavailableError
+from smtrain.worker.data.read.object_store import StorageError
 from tests.worker.data.corpora import conversations, corpus, digest
 from tests.worker.data.spread.executors import InThisProcess
 
@@ -254,7 +254,7 @@ def test_a_damaged_share_is_named_and_done_again(tmp_path: Path, tokenizer_folde
     damaged: list[Path] = []
     spread = Spread(InThisProcess(random.Random(1), damage), str(work), share_bytes=256)
     options = PrepareOptions(seq_len=8)
-    with pytest.raises(UnavailableError, match=r"share-0000002\.bin in .* is damaged; run the same command again"):
+    with pytest.raises(StorageError, match=r"share-0000002\.bin in .* is damaged; run the same command again"):
         prepare(tmp_path / "a.jsonl", tmp_path / "out", tokenizer_folder, options, say=ignore, spread=spread)
     prepare(tmp_path / "a.jsonl", tmp_path / "out", tokenizer_folder, options, say=ignore, spread=spread)
     prepare(tmp_path / "a.jsonl", tmp_path / "wanted", tokenizer_folder, options, say=ignore)
@@ -283,7 +283,7 @@ def test_no_changed_byte_of_a_share_changes_the_dataset(
 
     for _ in range(9):
         spread = Spread(InThisProcess(draw, damage), str(tmp_path / "work"), share_bytes=512)
-        with suppress(UnavailableError):
+        with suppress(StorageError):
             prepare(sources, tmp_path / "out", tokenizer_folder, options, progress=ignore, say=ignore, spread=spread)
             break
     assert damaged
@@ -309,7 +309,7 @@ def test_a_store_that_fails_costs_no_finished_share(
         prepare(tmp_path / "a.jsonl", tmp_path / "out", tokenizer_folder, options, say=ignore, spread=spread)
         return [arguments[0].number for name, arguments in executor.done if name == "do_share"]
 
-    with pytest.raises(UnavailableError, match="S3 asks to wait"):
+    with pytest.raises(StorageError, match="S3 asks to wait"):
         run()
     before = len(list(work.rglob("share-*.json")))
     fails["times"] = 2
@@ -445,7 +445,7 @@ def test_a_file_that_was_sent_whole_is_there_even_if_the_answer_is_late(
 ) -> None:
     place = SharedPlace(f"file://{tmp_path}")
     place._fs = LateStreams(place._fs, lost)
-    lacks = pytest.raises(UnavailableError, match="not stored completely") if lost else nullcontext()
+    lacks = pytest.raises(StorageError, match="not stored completely") if lost else nullcontext()
     with lacks, place.writing("a.bin") as append:
         append(memoryview(b"words "))
         append(memoryview(b"and more"))

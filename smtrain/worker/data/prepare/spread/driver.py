@@ -45,7 +45,7 @@ from smtrain.worker.data.prepare.spread.work import (
     keep_first,
     write_output,
 )
-from smtrain.worker.data.read.object_store import UnavailableError
+from smtrain.worker.data.read.object_store import StorageError
 from smtrain.worker.data.tokenize.encoder import MismatchError
 
 PASS_BYTES = 512 << 20
@@ -228,7 +228,7 @@ class Driver:
     ) -> Iterator[tuple[Any, TaskOutcome]]:  # fmt: skip
         """The outcome of each task; one that a store, the network or a disk failed is given out again later.
 
-        Raises UnavailableError if that has no success.
+        Raises StorageError if that has no success.
         """
         tries, started = Counter[Any](), dict[Any, tuple[Any, ...]]()
 
@@ -247,7 +247,7 @@ class Driver:
                     continue
                 tries[label] += 1
                 if outcome.damaged or tries[label] > _UNAVAILABLE:
-                    raise UnavailableError(outcome.error)
+                    raise StorageError(outcome.error)
                 failed.append((label, arguments))
                 why = outcome.error
             if not failed:
@@ -373,7 +373,7 @@ def spread_out(
 
 
 def _clear(work: str) -> None:
-    with suppress(DataError, UnavailableError):  # a role that may not delete leaves them in S3
+    with suppress(DataError, StorageError):  # a role that may not delete leaves them in S3
         place(work).clear()
     if (folder := Path(work).parent).name == _SHARES:
         with suppress(OSError):

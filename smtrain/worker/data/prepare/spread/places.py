@@ -21,7 +21,7 @@ from typing import Any
 from smtrain.core.errors import DataError, first_line
 from smtrain.core.files import write_atomically
 from smtrain.worker.data.prepare.spread.sealed import DamagedError, read_sealed
-from smtrain.worker.data.read.object_store import WAITS, UnavailableError, is_of_machine, open_file, retry
+from smtrain.worker.data.read.object_store import WAITS, StorageError, is_of_machine, open_file, retry
 
 _COPY = 8 << 20
 _STREAMS = 16
@@ -117,14 +117,14 @@ class SharedPlace:
             retry(send)
 
     def read(self, name: str) -> bytes:
-        """A whole file. Raises UnavailableError if it cannot be read."""
+        """A whole file. Raises StorageError if it cannot be read."""
         with self.open(name) as file:
             return bytes(file.read())
 
     def read_sealed(self, name: str, record: str, start: int = 0, stop: int | None = None) -> bytes:
         """Bytes start:stop of the content of a sealed file, which `record` says to be complete.
 
-        Raises UnavailableError; if the file is damaged, it removes the record, so that the file is made again.
+        Raises StorageError; if the file is damaged, it removes the record, so that the file is made again.
         """
         try:
             with self.open(name) as file:
@@ -132,10 +132,10 @@ class SharedPlace:
         except DamagedError:
             raise self.damaged(name, record) from None
 
-    def damaged(self, name: str, record: str) -> UnavailableError:
+    def damaged(self, name: str, record: str) -> StorageError:
         """The error for a file that is not what was written; removes its record, so that it is made again."""
         self.remove(record)
-        error = UnavailableError(f"{name} in {self.uri} is damaged; run the same command again.")
+        error = StorageError(f"{name} in {self.uri} is damaged; run the same command again.")
         error.damaged = True
         return error
 
@@ -158,7 +158,7 @@ class SharedPlace:
 
     @contextmanager
     def open(self, name: str) -> Iterator[Any]:
-        """A seekable file for reading, whose errors while it is open are UnavailableError."""
+        """A seekable file for reading, whose errors while it is open are StorageError."""
         with self._errors(), self._opened(name) as file:
             yield file
 
@@ -205,8 +205,8 @@ class SharedPlace:
                 raise  # a full disk, say, has its own sentence
             raise self._unavailable(error) from error
 
-    def _unavailable(self, error: OSError) -> UnavailableError:
-        return UnavailableError(
+    def _unavailable(self, error: OSError) -> StorageError:
+        return StorageError(
             f"{self.uri}, which all machines of a preparation share, cannot be used ({first_line(error)}); check that "
             "every one of them can read and write it, and run the same command again to resume."
         )

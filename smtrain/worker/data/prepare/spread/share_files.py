@@ -19,7 +19,7 @@ from smtrain.worker.data.prepare.pieces import Piece
 from smtrain.worker.data.prepare.shards import Share
 from smtrain.worker.data.prepare.spread.places import SharedPlace
 from smtrain.worker.data.prepare.spread.sealed import DamagedError, read_sealed, seal, sealed_size
-from smtrain.worker.data.read.object_store import UnavailableError
+from smtrain.worker.data.read.object_store import StorageError
 from smtrain.worker.data.read.reading import BAD_LINES_KEPT
 from smtrain.worker.data.read.unread import Findings
 
@@ -158,7 +158,7 @@ class ShareReader:
         return share_name(self.record["number"])
 
     def column(self, end: str, dtype: str) -> NDArray[Any] | None:
-        """A value per document; None if the share has none. Raises UnavailableError if the file is damaged."""
+        """A value per document; None if the share has none. Raises StorageError if the file is damaged."""
         if end not in self.record["files"]:
             return None
         raw, mark = self.place.read(f"{self.name}.{end}"), self.record["files"][end]
@@ -169,7 +169,7 @@ class ShareReader:
     def tokens(self, kept: NDArray[np.bool_] | None, *, mask: bool = False) -> Iterator[tuple[Any, NDArray[np.int32]]]:
         """(tokens, lengths) of the documents that are kept, a few MB at a time; with `mask` those of the masks.
 
-        Raises UnavailableError if a file is damaged.
+        Raises StorageError if a file is damaged.
         """
         end, kind = ("mask", np.dtype("u1")) if mask else ("bin", self.dtype)
         lengths = self.column("lengths", "<i4")
@@ -197,5 +197,5 @@ class ShareReader:
         if whole.hexdigest() != self.record["files"][end]["sha256"]:
             raise self._damaged(end)
 
-    def _damaged(self, end: str) -> UnavailableError:
+    def _damaged(self, end: str) -> StorageError:
         return self.place.damaged(f"{self.name}.{end}", f"{self.name}.json")

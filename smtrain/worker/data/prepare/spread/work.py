@@ -39,7 +39,7 @@ from smtrain.worker.data.prepare.spread.places import place
 from smtrain.worker.data.prepare.spread.sealed import seal
 from smtrain.worker.data.prepare.spread.share_files import ShareReader, ShareWriter, key_range, keys_between, share_name
 from smtrain.worker.data.prepare.workers import read_ahead
-from smtrain.worker.data.read.object_store import UnavailableError
+from smtrain.worker.data.read.object_store import StorageError
 from smtrain.worker.data.read.records import record_blocks
 from smtrain.worker.data.read.sources import SourceFile, find_files
 from smtrain.worker.data.read.unread import EXAMPLES
@@ -200,7 +200,7 @@ def outcome(function: Any, *arguments: Any) -> TaskOutcome:
         return TaskOutcome(value, host=host_name(), seconds=time.monotonic() - began)
     except MismatchError as error:
         return TaskOutcome(error=str(error), mismatch=True)
-    except UnavailableError as error:
+    except StorageError as error:
         return TaskOutcome(error=str(error), unavailable=True, damaged=error.damaged, host=host_name())
     except DataError as error:
         return TaskOutcome(error=str(error))
@@ -254,7 +254,7 @@ def _sides(context: WorkContext, piece: Piece) -> NDArray[np.int8] | None:
 
 
 def _same_file(context: WorkContext, file: SourceFile) -> SourceFile:
-    """The file as this machine reads it. Raises UnavailableError if it is not here, DataError if it is another."""
+    """The file as this machine reads it. Raises StorageError if it is not here, DataError if it is another."""
     if "://" in file.path:
         return replace(file)
     path = here(file.path, context.root)
@@ -267,7 +267,7 @@ def _same_file(context: WorkContext, file: SourceFile) -> SourceFile:
     try:
         size = os.stat(path).st_size
     except OSError as error:
-        raise UnavailableError(
+        raise StorageError(
             f"{path} cannot be read on {socket.gethostname()} ({error.strerror}); every machine must see the text: "
             "name a shared folder or s3://."
         ) from None
@@ -388,7 +388,7 @@ def write_output(context: WorkContext, totals: ShareTotals, output: OutputPair) 
             for share in totals.shares(shard):
                 record = work.record(f"{share_name(share)}.json")
                 if record is None:
-                    raise UnavailableError(f"share {share} is not in {work.uri} any more; run the same command again.")
+                    raise StorageError(f"share {share} is not in {work.uri} any more; run the same command again.")
                 reader = ShareReader(work, record, dtype)
                 rows = slice(at, at + int(totals.documents[share]))
                 at = rows.stop
