@@ -16,6 +16,7 @@ from scripts.benchmarks.gpu_parts.bench import Bench
 from scripts.benchmarks.gpu_parts.loops import batch, engine, free, synchronize
 from scripts.benchmarks.gpu_parts.rows import has_liger, segments_of
 from scripts.benchmarks.gpu_parts.shapes import documents
+from smtrain.worker.engine.native import varlen as ours
 
 PRODUCTS = {"8192^3": (8192, 8192, 8192), "q": (8192, 2048, 2048), "up": (8192, 2048, 8192), "down": (8192, 8192, 2048),
             "head": (8192, 2048, 128256)}  # fmt: skip
@@ -138,10 +139,18 @@ def attention_ways(
         out = varlen_attn(*flat, starts, starts, max(lengths), max(lengths), window_size=(-1, 0), **grouped)
         torch.autograd.grad(out, (q, k, v), g.transpose(1, 2).reshape(out.shape))
 
+    positions = torch.cat([torch.arange(length) for length in lengths])[None]
+    bounds = ours.DocumentBounds.of(ours.find_bounds(positions), torch.device(bench.kind), compiled=False)
+
+    def smtrain() -> None:
+        out = ours.attend(q, k, v, bounds, None)
+        torch.autograd.grad(out, (q, k, v), g.transpose(1, 2))
+
     return {
         "whole row, torch's choice": whole,
         "whole row, flash": lambda: whole(SDPBackend.FLASH_ATTENTION),
         "whole row, cuDNN": lambda: whole(SDPBackend.CUDNN_ATTENTION),
+        "documents, smtrain": smtrain,
         "documents, varlen": varlen,
         "documents, dense mask": dense_mask,
     }
@@ -161,14 +170,14 @@ def loss(bench: Bench) -> None:
     made = engine(bench, config, 2)
     stage = made.stage
     ids, labels = (x.to(bench.kind) for x in batch(config, 2, bench.length(4096)))
-    head = stage.model.get_output_embeddings().weight
+    head, one = stage.model.get_output_embeddings().weight, torch.ones((), device=bench.kind)
 
     def plain(z: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(z.float().flatten(0, 1), labels.flatten(), reduction="sum")
 
     compiled = torch.compile(plain, dynamic=False)
     ways: dict[str, Callable[[], torch.Tensor]] = {
-        "smtrain": lambda: stage(ids, labels),
+        "smtrain": lambda: stage.loss_sum(stage.hidden(ids), labels, one),
         "torch": lambda: plain(F.linear(stage.hidden(ids), head)),
         "torch compiled": lambda: compiled(F.linear(stage.hidden(ids), head)),
     }

@@ -7,6 +7,7 @@ saves that tensor, and for the first micro-batch of a step also the addition and
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -37,20 +38,37 @@ class Sink(Protocol):
 def add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, fresh: bool) -> None:
     """Add left [N, out], transposed, times right [N, in] to `total` [out, in], or write it there if `fresh`.
 
-    `total` may be fp32 when the factors are in half precision. On CUDA the product is then never rounded.
+    `total` may be fp32 when the factors are in half precision. The product is then not rounded if the device can.
     """
     same, device = total.dtype == left.dtype, left.device.type
     if same and fresh:
         torch.mm(left.t(), right, out=total)
     elif same and device in ("cpu", "cuda"):
         total.addmm_(left.t(), right)
-    elif device != "cuda":  # no other device has the kernels below in torch 2.13
+    elif not _has_wide_products(left.device, left.dtype, total.dtype):
         product = left.t().mm(right)
         total.copy_(product) if fresh else total.add_(product)
     elif fresh:
         torch.mm(left.t(), right, out_dtype=total.dtype, out=total)
     else:
         torch.addmm(total, left.t(), right, out_dtype=total.dtype, out=total)
+
+
+@cache
+def _has_wide_products(device: torch.device, dtype: torch.dtype, wide: torch.dtype) -> bool:
+    """Whether a device multiplies half-precision factors into wider sums: CUDA, by `out_dtype` of torch 2.8 and later.
+
+    Tried once with small factors, as torch's version and build do not say so.
+    """
+    if device.type != "cuda":  # no other device has the kernels in torch 2.13
+        return False
+    one, total = torch.eye(16, dtype=dtype, device=device), torch.zeros(16, 16, dtype=wide, device=device)
+    try:
+        torch.mm(one.t(), one, out_dtype=wide, out=total)
+        torch.addmm(total, one.t(), one, out_dtype=wide, out=total)
+    except (RuntimeError, TypeError, NotImplementedError):
+        return False
+    return torch.equal(total, 2 * one.to(wide))
 
 
 class Linear(nn.Module):
