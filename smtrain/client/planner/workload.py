@@ -57,10 +57,10 @@ def work_of(
     fused = not (engine == "nxd" and config.apart)  # NxD's kernel knows no samples
     if neuron and engine == "native":
         fused = flash_lack(train.seq_len, shape.widest_head, masked=work.masked, compiled=bool(train.compile)) is None
-    if shape.rules.sinks and engine == "native":  # torch's kernels have no sinks
-        fused = False
     kind: Kind = "neuron" if neuron else kind_of(config)
     kind = "gpu" if kind == "neuron" and not neuron else kind  # machines that were named in place of the config's
+    if shape.rules.sinks and engine == "native":  # which only FlashAttention computes without scores
+        fused = kind == "gpu"
     return replace(
         work,
         fused_attention=fused,
