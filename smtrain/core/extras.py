@@ -26,7 +26,7 @@ MODULES = {
     "mlflow": ("mlflow", "sagemaker_mlflow"),
     "wandb": ("wandb",),
     "tune": ("optuna",),
-    "serve": ("fastapi", "uvicorn", "openai"),
+    "serve": ("fastapi", "uvicorn", "openai", "httpx"),
     "hub": ("datasets",),
     "ray": ("ray",),
     "wiki": ("mwparserfromhell",),

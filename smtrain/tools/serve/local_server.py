@@ -1,20 +1,23 @@
-"""`smtrain serve`: vLLM or transformers' own server for a model's folder, OpenAI-compatible, on 127.0.0.1."""
+"""`smtrain serve`: vLLM or transformers' own server for a model's folder, OpenAI-compatible, on 127.0.0.1.
+
+The server itself listens on a Unix socket in a folder of this user; `proxy` is what others reach.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import http.client
 import importlib.metadata
 import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -28,9 +31,11 @@ from smtrain.tools.chat.resolve_model import FoundModel, find
 from smtrain.worker.generation.memory_fit import refuse_too_large
 
 Server = Literal["vllm", "transformers"]
-_NEEDED = ("fastapi", "uvicorn", "openai")
+_NEEDED = ("fastapi", "uvicorn", "openai", "httpx")
 _OLDEST = (4, 56)
 """First transformers whose `transformers serve` answers /v1/chat/completions."""
+_PREFIX, _LONGEST_PATH = "smtrain-serve-", 100
+"""Prefix of the Unix socket's folder, and most bytes of its path: macOS has 104 with the closing zero, Linux 108."""
 
 
 def servers() -> list[Server]:
@@ -63,20 +68,39 @@ def serve(
         )
     if chosen == "transformers":
         refuse_too_large([source.need])
-    _refuse_taken(host, port)
-    folder = source.fetch(say).resolve()
-    if not source.is_adapter:
-        from smtrain.worker.checkpoint.huggingface.folder import refuse_renamed
+    with closing(_bind(host, port)) as listening:  # before a long download
+        folder = source.fetch(say).resolve()
+        if not source.is_adapter:
+            from smtrain.worker.checkpoint.huggingface.folder import refuse_renamed
 
-        refuse_renamed(folder)
-    command = [*command_of(chosen, source, folder, host, port), *more]
-    process = subprocess.Popen(command, env=environment_of(chosen))
+            refuse_renamed(folder)
+        authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        name = json.dumps(name_of(chosen, source, folder))
+        answers = f"{model} answers at http://{authority}/v1 (OpenAI's API, model {name}) by {chosen}; Ctrl-C ends it"
+        with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=_short_place()) as private:
+            socket_path = f"{private}/server"
+            command = [*command_of(chosen, source, folder, socket_path), *more]
+            return _run(command, environment_of(chosen), socket_path, listening, host, lambda: say(answers))
+
+
+def _run(
+    command: list[str],
+    environment: dict[str, str],
+    socket_path: str,
+    listening: socket.socket,
+    host: str,
+    ready: Callable[[], None],
+) -> int:
+    """Run a server on a Unix socket, and the proxy in front of it on a bound TCP socket; return the exit status."""
+    from smtrain.tools.serve.proxy import serve_in_front  # its packages come with the server
+
+    process = subprocess.Popen(command, env=environment)
     before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
     try:
-        url = f"http://{host}:{port}"
-        if _ready(url, process):
-            name = name_of(chosen, source, folder)
-            say(f"{model} answers at {url}/v1 (OpenAI's API, model {json.dumps(name)}) by {chosen}; Ctrl-C ends it")
+        if _is_ready(socket_path, process):
+            listening.listen(128)
+            ready()
+            serve_in_front(listening, host, socket_path, process)
         return process.wait()
     except KeyboardInterrupt:
         return 0
@@ -85,14 +109,13 @@ def serve(
         _end(process)
 
 
-def command_of(server: Server, model: FoundModel, folder: Path, host: str, port: int) -> list[str]:
-    """The command line of the server."""
-    at = ["--host", host, "--port", str(port)]
+def command_of(server: Server, model: FoundModel, folder: Path, socket_path: str) -> list[str]:
+    """The command line of the server, which listens on a Unix socket."""
     if server == "transformers":
-        return [str(_program("transformers")), "serve", str(folder), *at]
-    name = ["--served-model-name", name_of(server, model, folder)]
+        return [sys.executable, "-m", "smtrain.tools.serve.on_socket", socket_path, "serve", str(folder)]
+    at = ["--uds", socket_path, "--served-model-name", name_of(server, model, folder)]
     if not model.is_adapter:
-        return [str(_program("vllm")), "serve", str(folder), *at, *name]
+        return [str(_program("vllm")), "serve", str(folder), *at]
     base = str(model.described.get("base_model_name_or_path") or "")
     if not base or base.startswith("s3://"):
         raise ConfigError(
@@ -101,8 +124,8 @@ def command_of(server: Server, model: FoundModel, folder: Path, host: str, port:
             code="config.wrong_value",
         )
     rank = max(8, int(model.described.get("r", 16)))
-    lora = ["--enable-lora", "--max-lora-rank", str(rank), "--lora-modules", f"{name[1]}={folder}"]
-    return [str(_program("vllm")), "serve", base, *at, *lora]
+    lora = ["--enable-lora", "--max-lora-rank", str(rank), "--lora-modules", f"{at[-1]}={folder}"]
+    return [str(_program("vllm")), "serve", base, *at[:-2], *lora]
 
 
 def environment_of(server: Server) -> dict[str, str]:
@@ -148,27 +171,39 @@ def _transformers() -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
 
 
-def _refuse_taken(host: str, port: int) -> None:
-    import socket
-
+def _bind(host: str, port: int) -> socket.socket:
+    """A TCP socket with this address, not listening yet. Raises `JobError` if the address cannot be used."""
     try:
-        with socket.create_server((host, port)):
-            pass
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        made = socket.socket(family, kind)
+        try:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.bind(address)
+        except OSError:
+            made.close()
+            raise
     except OSError as error:
         raise JobError(f"port {port} of {host} cannot be used ({error.strerror}); choose another with --port") from None
+    return made
 
 
-def _ready(url: str, process: subprocess.Popen[bytes], pause: Callable[[float], None] = time.sleep) -> bool:
+def _short_place() -> str:
+    """The folder for the Unix socket's own, whose path must be short."""
+    place = tempfile.gettempdir()
+    return place if len(os.fsencode(f"{place}/{_PREFIX}12345678/server")) <= _LONGEST_PATH else "/tmp"  # noqa: S108
+
+
+def _is_ready(socket_path: str, process: subprocess.Popen[bytes], pause: Callable[[float], None] = time.sleep) -> bool:
     """Wait until the server answers; False if it ends before."""
-    while process.poll() is None:
-        try:
-            with urllib.request.urlopen(f"{url}/health", timeout=5):  # noqa: S310 - of this machine
-                return True
-        except urllib.error.HTTPError as error:
-            error.close()
-            return True  # it answers, and has no such page
-        except (OSError, http.client.HTTPException):
-            pause(0.5)
+    import httpx
+
+    with httpx.Client(transport=httpx.HTTPTransport(uds=socket_path), timeout=5, trust_env=False) as client:
+        while process.poll() is None:
+            try:
+                client.get("http://model/health")
+                return True  # of any status: older servers have no such page
+            except httpx.HTTPError:
+                pause(0.5)
     return False
 
 

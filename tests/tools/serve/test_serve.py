@@ -43,6 +43,12 @@ def test_openais_client_talks_to_a_trained_model(trained_inputs: dict[str, Path]
             assert answer.choices[0].text
             # transformers 5.24 lists the model it was started with; older ones list the hub's cache only, empty here.
             assert [model.id for model in client.models.list()] in ([], [str(trained_inputs["model"])])
+            streamed = client.completions.create(
+                model=str(trained_inputs["model"]), prompt="the red fox", max_tokens=4, temperature=0, stream=True
+            )
+            assert "".join(part.choices[0].text for part in streamed if part.choices) == answer.choices[0].text
+            with pytest.raises(openai.NotFoundError, match="below /v1/"):
+                client.with_options(base_url=f"http://127.0.0.1:{port}").post("/load_model", cast_to=object, body={})
         process.send_signal(signal.SIGTERM)
         process.wait(60)
     finally:
@@ -62,12 +68,12 @@ def test_without_a_server_the_remedy_is_said(monkeypatch: pytest.MonkeyPatch, tr
 def test_an_adapter_is_served_beside_its_base_by_vllm() -> None:
     description = {"base_model_name_or_path": "org/base", "r": 16}
     adapter = FoundModel("out/adapter", description, 1.0, True, Path("/m"))
-    command = command_of("vllm", adapter, Path("/m"), "127.0.0.1", 8000)
-    assert command[1:3] == ["serve", "org/base"]
+    command = command_of("vllm", adapter, Path("/m"), "/private/server")
+    assert command[1:5] == ["serve", "org/base", "--uds", "/private/server"]
     assert command[command.index("--lora-modules") + 1] == "adapter=/m"
     with pytest.raises(ConfigError, match="cannot load"):
         command_of(
-            "vllm", FoundModel("a", {"base_model_name_or_path": "s3://b"}, 1.0, True, Path("/m")), Path("/m"), "h", 1
+            "vllm", FoundModel("a", {"base_model_name_or_path": "s3://b"}, 1.0, True, Path("/m")), Path("/m"), "s"
         )
 
 
