@@ -65,6 +65,8 @@ class Cursor:
 
 RESUME_BACK_MS = 600_000
 """A resumed follow does not show lines that arrived later than this after the first one was left."""
+MOST_KEYS = 500_000
+"""Most events in a cursor's file (11 bytes each); a job that writes more in `RESUME_BACK_MS` shortens that time."""
 
 
 @dataclass(frozen=True)
@@ -190,8 +192,9 @@ class Follower:
                 self.order.take(line, key, now)
             if self._tail is None:
                 yield from self.order.free(self._hold(), now)
+            else:
+                self.order.keep_last(self._tail)
         if self._tail is not None:
-            self.order.keep_last(self._tail)
             self._tail = None
         yield from self.order.free(self._hold(), time.monotonic())
 
@@ -226,7 +229,8 @@ class Follower:
             return
         self._saved = time.monotonic()
         start = max(self._floor, self.order.newest - RESUME_BACK_MS)
-        if self.order.oldest is not None:
+        start = self.reading.seen.start_of_newest(start, MOST_KEYS)
+        if self.order.oldest is not None:  # held lines are not shown yet
             start = min(start, self.order.oldest)
         held = self.order.keys()
         keys = {minute: keys - held for minute, keys in self.reading.seen.since(start).items()}

@@ -6,8 +6,7 @@ the account has 5 to 25 a second. Here every reading goes back some time, and kn
 
 from __future__ import annotations
 
-from array import array
-from bisect import bisect_left
+import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -17,57 +16,68 @@ from smtrain.client.backends.sagemaker.retry import Patience, impatient
 from smtrain.core.protocol.log_lines import Line, host_of
 
 MINUTE = 60_000
-_YOUNG = 3
+_CACHE_KIB = 16 << 10
+_SIGNED = 1 << 63
+"""SQLite's integers have a sign; keys have none."""
+_KNOWN = "SELECT 1 FROM seen WHERE at = ? AND key = ?"
 
 
 class SeenEvents:
-    """A set of event keys by the minute of their timestamp (ms). Old minutes are packed; `forget` drops them."""
+    """A set of event keys (64 bits) with their timestamps (ms), in a temporary SQLite file: some 30 bytes of disk each.
+
+    Memory holds the file's cache only; a job that writes 50 million lines in an hour would need gigabytes as a `set`.
+    """
 
     def __init__(self) -> None:
-        self._young: dict[int, set[int]] = {}
-        self._old: dict[int, array[int]] = {}
+        # "" is a file that SQLite deletes when it is closed. Nothing is ever read back after a crash.
+        self._rows = sqlite3.connect("", isolation_level=None, check_same_thread=False)
+        self._restored: set[int] = set()
+        self._rows.executescript(
+            f"PRAGMA cache_size = -{_CACHE_KIB}; PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;"
+            "CREATE TABLE seen (at INTEGER, key INTEGER, PRIMARY KEY (at, key)) WITHOUT ROWID; BEGIN"
+        )
 
     def add(self, timestamp: int, key: int) -> bool:
-        """True if the key is new; it is remembered."""
-        minute = timestamp // MINUTE
-        if (packed := self._old.get(minute)) is not None:
-            place = bisect_left(packed, key)
-            if place < len(packed) and packed[place] == key:
-                return False
-            packed.insert(place, key)
-            return True
-        if minute not in self._young:
-            self._young[minute] = {key}
-            self._pack()
-            return True
-        if key in self._young[minute]:
+        """True if the key is new; it is remembered. A key belongs to one timestamp (`key_of`)."""
+        row = timestamp, key - _SIGNED
+        if timestamp // MINUTE in self._restored and self._rows.execute(_KNOWN, (_floor(timestamp), row[1])).fetchone():
             return False
-        self._young[minute].add(key)
-        return True
+        return self._rows.execute("INSERT OR IGNORE INTO seen VALUES (?, ?)", row).rowcount == 1
 
     def forget(self, before: int) -> None:
         """Drop the minutes that end before a timestamp."""
-        for minutes in (self._young, self._old):
-            for minute in [minute for minute in minutes if minute < before // MINUTE]:
-                del minutes[minute]
+        self._rows.execute("DELETE FROM seen WHERE at < ?", (_floor(before),))
+        self._restored = {minute for minute in self._restored if minute >= before // MINUTE}
+
+    def start_of_newest(self, timestamp: int, most: int) -> int:
+        """This timestamp, or a later one from which on there are at most `most` keys."""
+        newest = "SELECT at FROM seen WHERE at >= ? ORDER BY at DESC LIMIT 1 OFFSET ?"
+        over = self._rows.execute(newest, (timestamp, most)).fetchone()
+        return timestamp if over is None else int(over[0]) + 1
 
     def since(self, timestamp: int) -> dict[int, set[int]]:
-        """The keys from the minute of a timestamp on."""
-        first = timestamp // MINUTE
-        every = [*self._young.items(), *self._old.items()]
-        return {minute: set(keys) for minute, keys in every if minute >= first}
+        """The keys from a timestamp on, by minute, and some earlier ones of its minute."""
+        minutes: dict[int, set[int]] = {}
+        wanted = "SELECT at, key FROM seen WHERE at >= ? OR at = ?"
+        for at, key in self._rows.execute(wanted, (timestamp, _floor(timestamp))):
+            minutes.setdefault(at // MINUTE, set()).add(key + _SIGNED)
+        return minutes
 
     def restore(self, minutes: Mapping[int, Iterable[int]]) -> None:
-        """Restore the answer of `since`."""
-        self._old = {minute: array("Q", sorted(keys)) for minute, keys in minutes.items()}
+        """Restore the answer of `since`. The exact time of a key is lost: it becomes the start of its minute."""
+        for minute, keys in minutes.items():
+            self._rows.executemany(
+                "INSERT OR IGNORE INTO seen VALUES (?, ?)", ((minute * MINUTE, key - _SIGNED) for key in keys)
+            )
+            self._restored.add(minute)
 
     def __len__(self) -> int:
-        return sum(map(len, self._young.values())) + sum(map(len, self._old.values()))
+        return int(self._rows.execute("SELECT count(*) FROM seen").fetchone()[0])
 
-    def _pack(self) -> None:
-        newest = max(self._young)
-        for minute in [minute for minute in self._young if minute <= newest - _YOUNG]:
-            self._old[minute] = array("Q", sorted(self._young.pop(minute)))
+
+def _floor(timestamp: int) -> int:
+    """The start of a timestamp's minute."""
+    return timestamp // MINUTE * MINUTE
 
 
 def key_of(stream: str, timestamp: int, text: str, ordinal: int) -> int:

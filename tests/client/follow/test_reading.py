@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from hypothesis import strategies as st
 
 from smtrain.client.backends.sagemaker import retry as patience_module
 from smtrain.client.backends.sagemaker.retry import Patience
+from smtrain.client.follow import follower as follower_module
+from smtrain.client.follow import merge
 from smtrain.client.follow.follower import Change, Cursor, Follower, Pace
 from smtrain.client.follow.merge import ReorderBuffer
 from smtrain.client.follow.reading import MINUTE, LogReading, SeenEvents, last_lines
@@ -102,11 +105,11 @@ def test_what_patience_cannot_mend_is_raised(monkeypatch: pytest.MonkeyPatch) ->
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 20 * MINUTE), st.integers(0, 2**64 - 1)), max_size=60))
-def test_packed_or_not_a_key_is_known(keys: list[tuple[int, int]]) -> None:
+def test_a_key_is_known_also_after_a_resume(keys: list[tuple[int, int]]) -> None:
     seen, known = SeenEvents(), set()
     for timestamp, key in keys:
-        assert seen.add(timestamp, key) == ((timestamp // MINUTE, key) not in known)
-        known.add((timestamp // MINUTE, key))
+        assert seen.add(timestamp, key) == ((timestamp, key) not in known)
+        known.add((timestamp, key))
     assert len(seen) == len(known)
     again = SeenEvents()
     again.restore(seen.since(5 * MINUTE))
@@ -263,3 +266,61 @@ def test_expired_credentials_say_how_to_come_back(
     assert "refresh them (`aws sso login`" in str(caught.value)
     assert "smtrain logs job --follow --resume --target local" in str(caught.value)
     assert Cursor.load(Cursor.path(job.target, "job", None))
+
+
+def _many(count: int) -> Logs:
+    logs, began = Logs(1000), int(description("InProgress")["CreationTime"].timestamp() * 1000)
+    for i in range(count):
+        logs.arrive("job/algo-1-17", began + i // 100, f"line {i}")
+    return logs
+
+
+def test_the_keys_of_many_lines_take_no_memory() -> None:
+    seen = SeenEvents()
+    tracemalloc.start()
+    try:
+        assert all(seen.add(T + i // 100, i) for i in range(30_000))
+        assert not any(seen.add(T + i // 100, i) for i in range(30_000))
+        assert tracemalloc.get_traced_memory()[1] < 100_000  # a set of them takes 3 MB
+    finally:
+        tracemalloc.stop()
+    assert len(seen) == 30_000
+
+
+def test_no_more_lines_wait_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merge, "MOST_HELD", 100)
+    order, shown = ReorderBuffer(), []
+    for page in range(20):
+        for i in range(50):
+            order.take(Line("algo-1", T, str(50 * page + i)), 0, now=0.0)
+        shown += [line.text for line in order.free(60.0, now=0.0)]
+        assert len(order) <= 100
+    assert shown == [str(i) for i in range(900)]
+
+
+def test_a_tail_holds_its_own_lines_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    logs, count = _many(5_000), 5_000
+    follower = follow(logs, SageMaker(description("Completed")), tail=7)
+    most = 0
+
+    def take(*args: Any) -> None:
+        nonlocal most
+        ReorderBuffer.take(follower.order, *args)
+        most = max(most, len(follower.order))
+
+    monkeypatch.setattr(follower.order, "take", take)
+    assert texts(follower) == [f"line {i}" for i in range(count - 7, count)]
+    assert most <= 1007  # a page of CloudWatch, and the tail
+
+
+def test_a_cursor_keeps_so_many_events_and_repeats_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follower_module, "MOST_KEYS", 1000)
+    logs, count = _many(5_000), 5_000
+    file = tmp_path / "cursor.json"
+    assert len(texts(follow(logs, SageMaker(description("Completed")), cursor=file))) == count
+    cursor = Cursor.load(file)
+    assert cursor
+    assert sum(map(len, cursor.keys.values())) <= 1100  # and the first of the minute
+    logs.arrive("job/algo-1-17", cursor.start, "late")
+    for late in (["late"], []):
+        assert texts(follow(logs, SageMaker(description("Completed")), cursor=file, resume=True)) == late
