@@ -128,3 +128,14 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         seen.add(id(error))
         yield error
         error = error.__cause__ or error.__context__
+
+
+def files_below(folder: Path) -> Iterator[Path]:
+    """All files below a folder, as `rglob` but for any depth: links to files too, and no folder behind a link."""
+    folders = [folder]
+    while folders:
+        for path in folders.pop().iterdir():
+            if path.is_file():
+                yield path
+            elif path.is_dir() and not path.is_symlink():
+                folders.append(path)

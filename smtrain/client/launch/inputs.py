@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import json
 import os
@@ -25,6 +24,7 @@ from smtrain.core.config import JobConfig
 from smtrain.core.config.checks.local_data import local_data_faults
 from smtrain.core.config.checks.weights import gated_faults, shape_faults
 from smtrain.core.config.schema import other_inputs
+from smtrain.core.config.textfiles import matches
 from smtrain.core.config.training import Train
 from smtrain.core.config.units import spell_bytes
 from smtrain.core.doing import doing
@@ -32,6 +32,7 @@ from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.facts import instance
 from smtrain.core.facts.engines import TRAINIUM2, sagemaker_lack
 from smtrain.core.facts.names import instance_meant
+from smtrain.core.files import files_below
 from smtrain.core.model.hf_folder import is_checkpoint_file
 from smtrain.core.near import nearest
 from smtrain.core.protocol.uris import HUBS, RUN, is_mounted, split_uri
@@ -269,14 +270,13 @@ def _content_addressed(path: Path | str, base: str, part: Callable[[str], bool] 
     if path.is_file():
         files = [(path.name, path)]
     elif not path.exists():
-        matched = sorted(Path(p) for p in glob.glob(str(path), recursive=True) if Path(p).is_file())
+        matched = [file for file in matches(path) if file.is_file()]
         root = Path(os.path.commonpath([p.parent for p in matched])) if matched else path
         files = [(p.relative_to(root).as_posix(), p) for p in matched]
     else:
-        inside = (p for p in path.rglob("*") if p.is_file())
         files = sorted(
             (p.relative_to(path).as_posix(), p)
-            for p in inside
+            for p in files_below(path)
             if not any(part.startswith(".") for part in p.relative_to(path).parts)
             or (part is not None and part(p.relative_to(path).as_posix()))
         )

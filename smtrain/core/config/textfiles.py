@@ -6,7 +6,9 @@ Pure Python, as both the client and the job report this: otherwise a file could 
 from __future__ import annotations
 
 import bz2
+import glob
 import gzip
+import itertools
 import json
 import lzma
 import os
@@ -16,6 +18,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
+
+from smtrain.core.errors import DataError
 
 ENDINGS: dict[str, tuple[str, ...]] = {
     "jsonl": (".jsonl", ".ndjson", ".json"),
@@ -38,6 +42,9 @@ _EXTRACTED = re.compile(r"wiki_\d+")
 _DESCRIPTIONS = ("dataset_info.json", "dataset_dict.json", "state.json")
 _SPLIT = re.compile(r"(train|test|validation|valid|val|dev)-\d{5}-of-\d{5}\b.*")
 _HEAD = 1 << 16
+DEEPEST = 100
+"""Most nested folders below a source. More are made by mistake, such as a folder that is copied into itself."""
+_TOO_DEEP = f"it lies below {DEEPEST} folders, and deeper ones are not read; name a folder that is nearer to it"
 _MASK = re.compile(r"(.+)_mask((?:-\d{5,})?\.idx)")
 _HELD_OUT = re.compile(r"(.+)_validation((?:-\d{5,})?\.idx)")
 _VALIDATION = re.compile(r"validation(-\d{5,})?\.idx")
@@ -121,20 +128,51 @@ def _bare(name: str) -> str:
 
 
 def folder_files(folder: Path, skip: Path | None = None) -> tuple[list[Path], list[LeftOut]]:
-    """All files below a folder that are not hidden, sorted, and what is left out; `skip` is not entered."""
+    """All files below a folder that are not hidden, sorted, and what is left out; `skip` is not entered.
+
+    Loops instead of recursing: before Python 3.12 `os.walk` fails at a thousand nested folders.
+    """
     paths: list[Path] = []
     left: list[LeftOut] = []
-    for parent, folders, names in os.walk(folder):
-        here = Path(parent)
-        for name in [*folders, *names]:
+    waiting = [(folder, 0)]
+    while waiting:
+        here, depth = waiting.pop()
+        try:
+            with os.scandir(here) as scanned:
+                entries = [(entry.name, _is_folder(entry)) for entry in scanned]
+        except OSError as error:
+            left.append(LeftOut(f"{here.relative_to(folder).as_posix()}/", f"it cannot be opened ({error.strerror})"))
+            continue
+        for name, is_folder in entries:
             path = here / name
-            why = "it is hidden" if name.startswith(".") else _no_file(path, name in folders)
+            why = "it is hidden" if name.startswith(".") else _no_file(path, is_folder)
+            if not why and is_folder and depth == DEEPEST:
+                why = _TOO_DEEP
             if why:
-                left.append(LeftOut(path.relative_to(folder).as_posix() + "/" * (name in folders), why))
-            elif name in names:
+                left.append(LeftOut(path.relative_to(folder).as_posix() + "/" * is_folder, why))
+            elif not is_folder:
                 paths.append(path)
-        folders[:] = [n for n in folders if not n.startswith(".") and here / n != skip and not (here / n).is_symlink()]
+            elif path != skip:
+                waiting.append((path, depth + 1))
     return sorted(paths), sorted(left, key=lambda file: file.name)
+
+
+def matches(pattern: Path | str) -> list[Path]:
+    """Files and folders that a pattern matches, sorted. Raises DataError if its folders are nested too deeply."""
+    parts = Path(pattern).parts
+    if "**" in parts:
+        before = itertools.takewhile(lambda part: not glob.has_magic(part), parts)
+        if deep := next((file.name for file in folder_files(Path(*before))[1] if file.reason == _TOO_DEEP), None):
+            raise DataError(f"{pattern}: a folder is too deep ({deep[:40]}...): {_TOO_DEEP}", code="data.not_found")
+    return sorted(Path(name) for name in glob.glob(str(pattern), recursive=True))
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """True for a folder, and a link to one."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
 
 
 def _no_file(path: Path, is_folder: bool) -> str:

@@ -7,6 +7,8 @@ import gzip
 import json
 import lzma
 import os
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,6 +17,7 @@ import pytest
 
 from smtrain.core.config.textfiles import choose_in
 from smtrain.core.errors import DataError
+from smtrain.core.files import files_below
 from smtrain.worker.data.manifest import DatasetManifest
 from smtrain.worker.data.read.sources import find_files
 from tests.worker.data.quiet import prepare
@@ -181,3 +184,33 @@ def test_prepare_says_it_and_keeps_it_in_the_manifest(tmp_path: Path, tokenizer_
     prepare(tmp_path / "in", tmp_path / "out", tokenizer_folder, seq_len=8, say=said.append)
     assert said[0].startswith(f"prepare: {tmp_path / 'in'}: b.docx is left out: ")
     assert DatasetManifest.load(tmp_path / "out").left_out == [said[0].removeprefix("prepare: ")]
+
+
+@pytest.fixture
+def nested(tmp_path: Path) -> Iterator[Path]:
+    """1,200 nested folders, with a file at the depths 50, 100 and 101."""
+    place, made = os.getcwd(), tmp_path / "text"
+    made.mkdir()
+    try:
+        os.chdir(made)
+        for depth in range(1200):  # the whole path is too long for some calls
+            if depth in (50, 100, 101):
+                Path(f"{depth}.txt").write_text("some text\n")
+            os.mkdir("d")
+            os.chdir("d")
+        os.chdir(place)
+        yield made
+    finally:
+        os.chdir(place)
+        subprocess.run(["rm", "-rf", str(made)], check=True)  # shutil.rmtree recurses
+
+
+def test_folders_are_entered_to_a_limit(nested: Path) -> None:
+    choice, _ = choose_in(nested, "auto")
+    assert [name.rpartition("/")[2] for name, _ in choice.read] == ["50.txt", "100.txt"]
+    (left,) = choice.left_out
+    assert left.name == "d/" * 101
+    assert "below 100 folders" in left.reason
+    with pytest.raises(DataError, match="below 100 folders"):
+        find_files(nested / "**" / "*.txt")
+    assert len(list(files_below(nested))) == 3

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import glob
 import hashlib
 import json
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from typing import Any
 
 from smtrain.core.config.checks.rule import Fault
 from smtrain.core.config.schema import LANGUAGE_CHANNEL, JobConfig, other_inputs
-from smtrain.core.config.textfiles import choose_in, compression, encoding_like, encoding_remedy, kind
+from smtrain.core.config.textfiles import choose_in, compression, encoding_like, encoding_remedy, kind, matches
 from smtrain.core.protocol.container import PREPARED_FORMAT
 
 _HEAD = 1 << 16
@@ -50,7 +49,7 @@ def _text_faults(config: JobConfig, given: str) -> Iterator[str]:
             yield f"{path} holds no file of text that can be read ({why}); {remedy}"
         files = [(path / name, known) for name, known in choice.read]
     else:
-        found = [path] if path.is_file() else sorted(Path(p) for p in glob.glob(given, recursive=True))
+        found = [path] if path.is_file() else matches(given)
         files = [(file, form if form != "auto" else kind(file.name) or "text") for file in found if file.is_file()]
         if not files:
             yield f"no file matches {given}; correct the pattern"

@@ -120,7 +120,7 @@ def _find(
                 f"{inputs} does not exist; {near_path(inputs)}give a file, a folder, a glob or an s3:// URI of text.",
                 code="data.not_found",
             )
-        paths = sorted(Path(p) for p in glob.glob(text, recursive=True) if Path(p).is_file())
+        paths = [path for path in textfiles.matches(text) if path.is_file()]
         base = Path(os.path.commonpath([p.parent for p in paths])) if paths else inputs
         return _chosen([_local(p, p.relative_to(base).as_posix(), "") for p in paths], [], format, source, say)
     # an output folder inside the input must not become input of the next run
