@@ -47,6 +47,7 @@ def compare(
 ) -> None:
     """Compare trainings with the first: losses, gradient norms, point of divergence, tokens per second and dollar."""
     import json as encoder
+    from array import array
 
     from smtrain.client.follow.curve import sparkline
     from smtrain.tools.compare.compare import compare as compared
@@ -60,7 +61,7 @@ def compare(
         say(encoder.dumps(summary), whole=True)
     else:
         for one, row in zip(comparison.series, (summary["baseline"], *summary["compared"]), strict=True):
-            losses = [record["loss"] for record in one.records]
+            losses = array("d", (record["loss"] for record in one.records))
             rate = f"{row['tokens_per_s']:,.0f} tokens/s" if row["tokens_per_s"] else ""
             paid = f"{row['tokens_per_dollar']:,.0f} tokens/$" if row["tokens_per_dollar"] else ""
             numbers = "  ".join(filter(None, (f"loss {losses[-1]:.4f} at step {row['last_step']}", rate, paid)))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite, nan
 from typing import Any, Literal, get_args
@@ -29,21 +30,21 @@ class Curve:
     `difference` is (smoothed - baseline's smoothed) / |baseline's smoothed| at each `x`.
     """
 
-    x: tuple[float, ...]
-    values: tuple[float, ...]
-    baseline: tuple[float, ...]
-    smooth: tuple[float, ...]
-    smooth_baseline: tuple[float, ...]
-    difference: tuple[float, ...]
+    x: Sequence[float]
+    values: Sequence[float]
+    baseline: Sequence[float]
+    smooth: Sequence[float]
+    smooth_baseline: Sequence[float]
+    difference: Sequence[float]
 
     def mean(self) -> float:
         """Mean size of the differences over all full windows."""
-        sizes = [abs(d) for d in self.difference if isfinite(d)]
+        sizes = array("d", (abs(d) for d in self.difference if isfinite(d)))
         return sum(sizes) / len(sizes) if sizes else nan
 
     def largest(self) -> tuple[float, float]:
         """The difference of the greatest size, and its x."""
-        pairs = [(d, x) for d, x in zip(self.difference, self.x, strict=True) if isfinite(d)]
+        pairs = ((d, x) for d, x in zip(self.difference, self.x, strict=True) if isfinite(d))
         return max(pairs, key=lambda pair: abs(pair[0]), default=(nan, nan))
 
     def leaves(self, tolerance: float, window: int) -> float | None:
@@ -56,7 +57,8 @@ class Curve:
         if at is None:
             return None
         low = max(0, at - (window - 1) // 2)
-        pairs_near = list(zip(self.values, self.baseline, strict=True))[low : at + window // 2 + window]
+        near = slice(low, at + window // 2 + window)
+        pairs_near = list(zip(self.values[near], self.baseline[near], strict=True))
         if not all(isfinite(a) and isfinite(b) and b for a, b in pairs_near):
             return self.x[at]
         split = _turn([(a - b) / abs(b) for a, b in pairs_near], tolerance)
@@ -203,33 +205,60 @@ def _pair(base: Series, one: Series, by: By, window: int, tolerance: float) -> P
 def _curve(base: Series, one: Series, what: str, by: By, window: int) -> Curve | None:
     """Both at common points: at the steps that both have, else at the other's x within the baseline's range."""
     ours, theirs = _points(base, what, by), _points(one, what, by)
-    if by == "step":
-        held = dict(theirs)
-        common = [(x, value, held[x]) for x, value in ours if x in held]
-    else:
-        common = [(x, known, value) for x, value in theirs if (known := _between(ours, x)) is not None]
-    if not common:
+    x: array[Any] = array("q" if by == "step" else "d")  # a step is printed as a whole number
+    a, b = array("d"), array("d")
+    for at, known, value in _at_equal(ours, theirs) if by == "step" else _at_theirs(ours, theirs):
+        x.append(at)
+        a.append(known)
+        b.append(value)
+    if not x:
         return None
-    x, a, b = zip(*common, strict=True)
     smooth_a, smooth_b = _smooth(a, window), _smooth(b, window)
     before, after = (window - 1) // 2, window // 2
     whole = range(before, len(x) - after) if window < len(x) else range(len(x) // 2, len(x) // 2 + 1)
-    difference = tuple(
-        (q - p) / abs(p) if p and i in whole else nan for i, (p, q) in enumerate(zip(smooth_a, smooth_b, strict=True))
-    )
+    pairs = enumerate(zip(smooth_a, smooth_b, strict=True))
+    difference = array("d", ((q - p) / abs(p) if p and i in whole else nan for i, (p, q) in pairs))
     return Curve(x, b, a, smooth_b, smooth_a, difference)
 
 
-def _points(one: Series, what: str, by: By) -> list[tuple[float, float]]:
-    return [(x, r[what]) for x, r in zip(one.along(by), one.records, strict=True) if what in r]
+Points = tuple["array[Any]", "array[float]"]
+"""The x and the values of a metric, x ascending."""
 
 
-def _between(points: list[tuple[float, float]], x: float) -> float | None:
+def _points(one: Series, what: str, by: By) -> Points:
+    xs: array[Any] = array("q" if by == "step" else "d")
+    values = array("d")
+    for x, record in zip(one.along(by), one.records, strict=True):
+        if what in record:
+            xs.append(x)
+            values.append(record[what])
+    return xs, values
+
+
+def _at_equal(ours: Points, theirs: Points) -> Iterator[tuple[float, float, float]]:
+    """(x, our value, their value) at each x that both have."""
+    at = 0
+    for x, value in zip(*ours, strict=True):
+        while at < len(theirs[0]) and theirs[0][at] < x:
+            at += 1
+        if at < len(theirs[0]) and theirs[0][at] == x:
+            yield x, value, theirs[1][at]
+
+
+def _at_theirs(ours: Points, theirs: Points) -> Iterator[tuple[float, float, float]]:
+    """(x, our value, their value) at each of their x within ours."""
+    for x, value in zip(*theirs, strict=True):
+        if (known := _between(ours, x)) is not None:
+            yield x, known, value
+
+
+def _between(points: Points, x: float) -> float | None:
     """The value at `x`, interpolated linearly; None outside the points."""
-    if not points or not points[0][0] <= x <= points[-1][0]:
+    xs, values = points
+    if not xs or not xs[0] <= x <= xs[-1]:
         return None
-    i = bisect_left(points, x, key=lambda point: point[0])
-    (x1, y1), (x0, y0) = points[i], points[max(0, i - 1)]
+    i = bisect_left(xs, x)
+    (x1, y1), (x0, y0) = ((xs[j], values[j]) for j in (i, max(0, i - 1)))
     return y1 if x1 == x0 else y0 + (y1 - y0) * (x - x0) / (x1 - x0)
 
 
@@ -246,11 +275,11 @@ def _turn(values: Sequence[float], tolerance: float) -> int | None:
     return at
 
 
-def _smooth(values: Sequence[float], window: int) -> tuple[float, ...]:
+def _smooth(values: Sequence[float], window: int) -> array[float]:
     """The mean of the `window` values around each point; of fewer at the ends."""
     before, after = (window - 1) // 2, window // 2
     parts = (values[max(0, i - before) : i + after + 1] for i in range(len(values)))
-    return tuple(sum(part) / len(part) for part in parts)
+    return array("d", (sum(part) / len(part) for part in parts))
 
 
 def _verdict(base: str, one: str, loss: Curve, left: float | None, by: By, window: int, tolerance: float) -> str:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
+from array import array
+from dataclasses import fields
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +19,12 @@ from smtrain.core.text import clean
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from smtrain.tools.compare.compare import Comparison
+    from smtrain.tools.compare.compare import Comparison, Curve
 
 _COLOURS = ("#1f77b4", "#d95f02", "#1b9e77", "#7570b3", "#e7298a", "#66a61e")
 _WIDTH = 9.0
+_POINTS = 12_000
+"""Most points of a line; the picture is some 1,400 pixels wide."""
 _SHOWN = {"broad": _WIDTH, "narrow": 4.6}
 """Widths of the pictures of a page in inches; the page shows the one that fits the reader's screen."""
 _AXES = {"step": "step", "tokens": "tokens", "time": "seconds"}
@@ -54,6 +60,7 @@ def draw(comparison: Comparison, width: float = _WIDTH) -> Figure:
 
 def _rows(comparison: Comparison, above: Any, below: Any, what: str, label: str) -> None:
     base = max((getattr(pair, what) for pair in comparison.pairs), key=lambda curve: len(curve.x))
+    base = thin(base)
     above.plot(base.x, base.baseline, color=_COLOURS[0], linewidth=0.7, alpha=0.3)
     # dashed and on top, so that a curve below it can be seen
     above.plot(
@@ -61,13 +68,15 @@ def _rows(comparison: Comparison, above: Any, below: Any, what: str, label: str)
         label=clean(comparison.series[0].name),
     )  # fmt: skip
     for number, pair in enumerate(comparison.pairs, start=1):
-        curve, colour = getattr(pair, what), _COLOURS[number % len(_COLOURS)]
+        curve, colour = thin(getattr(pair, what)), _COLOURS[number % len(_COLOURS)]
         above.plot(curve.x, curve.values, color=colour, linewidth=0.7, alpha=0.3)
         above.plot(curve.x, curve.smooth, color=colour, linewidth=1.6, label=clean(pair.name))
         below.plot(curve.x, [100 * d for d in curve.difference], color=colour, linewidth=1.2)
         if what == "loss" and pair.left_at is not None:
             above.axvline(pair.left_at, color=colour, linestyle=":", linewidth=1)
     for number, one in enumerate(comparison.series):
+        if not one.rate_changes:
+            continue
         places = dict(zip((record["step"] for record in one.records), one.along(comparison.by), strict=True))
         for step, old, new in one.rate_changes:
             above.axvline(
@@ -77,6 +86,25 @@ def _rows(comparison: Comparison, above: Any, below: Any, what: str, label: str)
     above.set_ylabel(label)
     below.set_ylabel("difference, %")
     below.axhline(0, color="#555555", linewidth=0.8)
+
+
+def thin(curve: Curve) -> Curve:
+    """The curve at so many points as a picture can show: of each stretch the extremes and gaps of each line."""
+    count = len(curve.x)
+    if count <= _POINTS:
+        return curve
+    columns = [getattr(curve, field.name) for field in fields(curve)]
+    width = -(-count * 3 * len(columns) // _POINTS)
+    chosen: list[int] = []
+    for low in range(0, count, width):
+        stretch = range(low, min(low + width, count))
+        extremes: set[int] = set()
+        for values in columns:
+            finite = [i for i in stretch if isfinite(values[i])]
+            extremes |= {choice(finite, key=values.__getitem__) for choice in (min, max) if finite}
+            extremes |= set(itertools.islice((i for i in stretch if not isfinite(values[i])), 1))  # a gap of the line
+        chosen += sorted(extremes)
+    return type(curve)(*(array("d", (values[i] for i in chosen)) for values in columns))
 
 
 def page(comparison: Comparison, *, whole: bool = True) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import isfinite
 from typing import Any
 
 from smtrain.core.errors import DataError
+from smtrain.tools.compare.columns import Columns
 
 NAMES = {
     "step": ("step", "iteration", "iter", "global_step", "optimizer_step", "_step"),
@@ -32,6 +33,8 @@ NAMES = {
 }  # fmt: skip
 """Our names of the numbers, and those of other tools."""
 _OURS = {name: ours for ours, names in NAMES.items() for name in names}
+_EXACT = 2.0**53
+"""From here on a float does not hold every whole number."""
 _IN_MILLISECONDS = {"elapsed time per iteration (ms)"}
 
 
@@ -44,7 +47,7 @@ class Series:
 
     name: str
     of: str
-    records: tuple[dict[str, float], ...]
+    records: Sequence[dict[str, float]]
     tokens_per_step: float | None = None
     dollars_per_hour: float | None = None
     rate_changes: tuple[tuple[float, str, str], ...] = ()
@@ -62,23 +65,24 @@ class Series:
         rate = self.tokens_per_s()
         return rate * 3600 / self.dollars_per_hour if rate and self.dollars_per_hour else None
 
-    def along(self, by: str) -> list[float]:
+    def along(self, by: str) -> Sequence[float]:
         """The x of each record: its step, its tokens so far, or its seconds since the first.
 
         Raises DataError if the log does not say.
         """
         if by == "step":
-            return [record["step"] for record in self.records]
+            return array("q", (int(record["step"]) for record in self.records))
         if by == "tokens":
             if not self.tokens_per_step:
                 raise DataError(
                     f"{self.name}: nothing says how many tokens a step has; give --tokens-per-step (global batch size "
                     "times sequence length), or compare by step"
                 )
-            return [record["step"] * self.tokens_per_step for record in self.records]
+            return array("d", (record["step"] * self.tokens_per_step for record in self.records))
         if all("time" in record for record in self.records):
-            return [record["time"] - self.records[0]["time"] for record in self.records]
-        seconds, total, before = [], 0.0, self.records[0]["step"]
+            began = self.records[0]["time"]
+            return array("d", (record["time"] - began for record in self.records))
+        seconds, total, before = array("d"), 0.0, self.records[0]["step"]
         for record in self.records:
             took = record.get("step_s")
             if took is None and self.tokens_per_step and record.get("tokens_per_s"):
@@ -102,7 +106,7 @@ def series(
 
     Raises DataError if no row has both.
     """
-    by_step: dict[int, dict[str, float]] = {}
+    records = Columns()
     seen: set[str] = set()
     for row in rows:
         record: dict[str, float] = {}
@@ -112,15 +116,15 @@ def series(
             number = _number(value)
             if number is not None and (ours := _OURS.get(spelled)) and ours not in record:
                 record[ours] = number / 1000 if spelled in _IN_MILLISECONDS else number
-        if "step" in record and "loss" in record and isfinite(record["step"]):
-            by_step[int(record["step"])] = record | {"step": int(record["step"])}
-    if not by_step:
+        if "step" in record and "loss" in record and abs(record["step"]) < _EXACT:
+            records.append(record | {"step": int(record["step"])})
+    if not records:
         columns = ", ".join(sorted(seen)[:12]) or "nothing"
         raise DataError(
             f"{of} has no steps with a loss: it has {columns}; needed are a step ({', '.join(NAMES['step'][:4])}) and "
             f"a loss ({', '.join(NAMES['loss'][:4])})"
         )
-    records = tuple(by_step[step] for step in sorted(by_step))
+    records.sort()
     return Series(name, of, records, tokens_per_step, dollars_per_hour, tuple(rate_changes))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -76,34 +77,36 @@ def _of_path(path: Path, name: str) -> Series:
     if path.name.startswith(_EVENTS):
         return series(name, str(path), _events(path))
     try:
-        text = path.read_text("utf-8", errors="replace")
+        with path.open(encoding="utf-8", errors="replace", newline="\n") as lines:  # progress bars write \r
+            return _of_lines(lines, path, name)
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror})") from None
+
+
+def _of_lines(lines: Iterable[str], path: Path, name: str) -> Series:
     if path.suffix == ".jsonl":
-        return series(name, str(path), _json_lines(text))
+        return series(name, str(path), _json_lines(lines))
     if path.suffix in (".csv", ".tsv"):
-        return series(
-            name, str(path), csv.DictReader(text.splitlines(), delimiter="\t" if path.suffix == ".tsv" else ",")
-        )
-    logged = list(steps(text.split("\n")))
-    if not logged:
+        split = (row for line in lines for row in line.splitlines())
+        return series(name, str(path), csv.DictReader(split, delimiter="\t" if path.suffix == ".tsv" else ","))
+    logged = steps(lines)
+    first = next(logged, None)
+    if first is None:
         raise DataError(
             f"{path} has no line of a training step that smtrain knows: smtrain's, Megatron-LM's, GPT-NeoX's or "
             "NeMo's; give a CSV file with the columns step and loss"
         )
-    return series(name, str(path), logged)
+    return series(name, str(path), itertools.chain([first], logged))
 
 
-def _json_lines(text: str) -> list[dict[str, Any]]:
-    rows = []
-    for line in text.splitlines():
+def _json_lines(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    for line in lines:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
             continue  # the last line of a job that was killed
         if isinstance(row, dict):
-            rows.append(row)
-    return rows
+            yield row
 
 
 def _events(path: Path) -> list[dict[str, float]]:

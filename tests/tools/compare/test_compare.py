@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from hypothesis import strategies as st
 import smtrain
 from smtrain.core.errors import ConfigError, DataError
 from smtrain.tools.compare import picture
-from smtrain.tools.compare.compare import Comparison
+from smtrain.tools.compare.columns import Columns
+from smtrain.tools.compare.compare import Comparison, _pair
 from smtrain.tools.compare.series import series
 from smtrain.tools.compare.sources import read, steps
 from tests.cli.test_cli import smtrain as command
@@ -53,6 +55,7 @@ def test_two_seeds_follow_each_other_and_a_wrong_learning_rate_is_found_where_it
     assert 150 < left < 175
     assert f"at step {left:.0f}" in wrong.verdict
     assert wrong.to_dict()["compared"][0]["left_at"] == left
+    assert isinstance(left, int)
 
 
 @given(st.integers(30, 170), st.sampled_from([5, 20, 40]), st.floats(0.1, 0.5), st.integers(0, 9))
@@ -112,7 +115,6 @@ def test_half_the_batch_is_compared_by_tokens() -> None:
     whole = [{"step": s, "loss": 3 + 5 * math.exp(-s / 50), "tokens_per_s": 1.0} for s in range(1, 201)]
     half = [{"step": s, "loss": 3 + 5 * math.exp(-s / 100), "tokens_per_s": 1.0} for s in range(1, 401)]
     a, b = read(whole), read(half)
-    from smtrain.tools.compare.compare import _pair
     from smtrain.tools.compare.series import with_tokens
 
     pair = _pair(with_tokens(a, 2048), with_tokens(b, 1024), "tokens", 1, 1e-3)
@@ -238,3 +240,45 @@ def test_the_api_says_the_same() -> None:
         smtrain.compare([])
     with pytest.raises(DataError, match="not a run, job, table or file"):
         smtrain.compare(learned(1, 5), 7)
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(["loss", "lr"]), st.floats()), max_size=20), st.randoms())
+def test_columns_are_the_records(rows: list[dict[str, float]], draw: random.Random) -> None:
+    records = [{"step": draw.randrange(12), **row} for row in rows]
+    columns = Columns()
+    for record in records:
+        columns.append(record)
+    columns.sort()
+    by_step = {record["step"]: record for record in records}
+    assert repr([by_step[step] for step in sorted(by_step)]) == repr([dict(sorted_like(by_step, r)) for r in columns])
+    assert len(columns) == len(by_step)
+
+
+def sorted_like(by_step: dict[int, dict[str, float]], record: dict[str, float]) -> list[tuple[str, float]]:
+    """The record's items in the order of the row that it was made from."""
+    return [(name, record[name]) for name in by_step[int(record["step"])] if name in record]
+
+
+def test_a_long_training_takes_few_bytes_a_step(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "a.jsonl", learned(1, 4000))
+    tracemalloc.start()
+    try:
+        one = read(path)
+        comparison = Comparison("step", 20, 0.02, (one, one), (_pair(one, one, "step", 20, 0.02),))
+        assert tracemalloc.get_traced_memory()[0] < 4000 * 250  # as dicts and tuples of floats it was 1,300 each
+    finally:
+        tracemalloc.stop()
+    assert len(comparison.pairs[0].loss.x) == 4000
+
+
+def test_a_picture_of_a_long_training_has_its_extremes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(picture, "_POINTS", 400)
+    other = learned(2, 4000)
+    other[1234]["loss"], other[2345]["loss"] = 99.0, math.nan
+    curve = smtrain.compare(learned(1, 4000), other).pairs[0].loss
+    thin = picture.thin(curve)
+    assert len(thin.x) <= 400
+    assert max(v for v in thin.values if math.isfinite(v)) == 99.0
+    assert min(thin.baseline) == min(curve.baseline)
+    assert 2346.0 in thin.x
+    assert picture.thin(thin) is thin
