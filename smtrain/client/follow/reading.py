@@ -19,7 +19,7 @@ MINUTE = 60_000
 _CACHE_KIB = 16 << 10
 _SIGNED = 1 << 63
 """SQLite's integers have a sign; keys have none."""
-_KNOWN = "SELECT 1 FROM seen WHERE at = ? AND key = ?"
+_KNOWN = "SELECT 1 FROM seen WHERE(at = ? AND key = ?)"
 
 
 class SeenEvents:
@@ -46,19 +46,19 @@ class SeenEvents:
 
     def forget(self, before: int) -> None:
         """Drop the minutes that end before a timestamp."""
-        self._rows.execute("DELETE FROM seen WHERE at < ?", (_floor(before),))
+        self._rows.execute("DELETE FROM seen WHERE(at < ?)", (_floor(before),))
         self._restored = {minute for minute in self._restored if minute >= before // MINUTE}
 
     def start_of_newest(self, timestamp: int, most: int) -> int:
         """This timestamp, or a later one from which on there are at most `most` keys."""
-        newest = "SELECT at FROM seen WHERE at >= ? ORDER BY at DESC LIMIT 1 OFFSET ?"
+        newest = "SELECT at FROM seen WHERE(at >= ?) ORDER BY at DESC LIMIT 1 OFFSET ?"
         over = self._rows.execute(newest, (timestamp, most)).fetchone()
         return timestamp if over is None else int(over[0]) + 1
 
     def since(self, timestamp: int) -> dict[int, set[int]]:
         """The keys from a timestamp on, by minute, and some earlier ones of its minute."""
         minutes: dict[int, set[int]] = {}
-        wanted = "SELECT at, key FROM seen WHERE at >= ? OR at = ?"
+        wanted = "SELECT at, key FROM seen WHERE(at >= ? OR at = ?)"
         for at, key in self._rows.execute(wanted, (timestamp, _floor(timestamp))):
             minutes.setdefault(at // MINUTE, set()).add(key + _SIGNED)
         return minutes

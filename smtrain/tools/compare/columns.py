@@ -1,4 +1,4 @@
-"""Records of steps as columns: 9 bytes a number, where a dict takes 100."""
+"""Records of steps as columns: 9 bytes a number; a dict takes 100."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, overload
 
 
-class Columns(Sequence[dict[str, float]]):
+class StepColumns(Sequence[dict[str, float]]):
     """Records by step, each made when it is read. Append rows in any order, then `sort` once."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Columns(Sequence[dict[str, float]]):
             return
         order = sorted(range(self._length), key=steps.__getitem__)  # stable
         last = [i for n, i in enumerate(order) if n + 1 == len(order) or steps[order[n + 1]] != steps[i]]
-        records = Columns()
+        records = StepColumns()
         for i in last:
             records.append(self[i])
         self._numbers, self._has, self._length = records._numbers, records._has, records._length

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from smtrain.core.errors import DataError
-from smtrain.tools.compare.columns import Columns
+from smtrain.tools.compare.columns import StepColumns
 
 NAMES = {
     "step": ("step", "iteration", "iter", "global_step", "optimizer_step", "_step"),
@@ -106,7 +106,7 @@ def series(
 
     Raises DataError if no row has both.
     """
-    records = Columns()
+    records = StepColumns()
     seen: set[str] = set()
     for row in rows:
         record: dict[str, float] = {}

@@ -42,7 +42,7 @@ class _ClientGoneError(Exception):
 
 
 @dataclass(frozen=True)
-class Refusal:
+class Denial:
     """An answer of the proxy itself: an HTTP status, and a sentence."""
 
     status: int
@@ -54,7 +54,7 @@ class Refusal:
         return json.dumps({"error": {"message": self.reason, "type": kind, "param": None, "code": None}}).encode()
 
 
-class Gate:
+class RequestFilter:
     """Decides which requests to pass to a server on `address` and `port`; `host` is the user's name of it."""
 
     def __init__(self, host: str, address: str, port: int) -> None:
@@ -63,19 +63,19 @@ class Gate:
         # A server on all addresses cannot know them. A page of another site has a name; an address is always ours.
         self._any_address = address in ("0.0.0.0", "::")  # noqa: S104 - compares, does not bind
 
-    def refuse(self, method: str, path: str, headers: list[tuple[bytes, bytes]]) -> Refusal | None:
+    def refuse(self, method: str, path: str, headers: list[tuple[bytes, bytes]]) -> Denial | None:
         """Return a refusal, or None if the request may pass; `path` as sent, header names in lower case."""
         hosts = [value.decode("latin-1") for name, value in headers if name == b"host"]
         if len(hosts) != 1 or not self._is_ours(hosts[0]):
-            return Refusal(421, f"this server answers only at http://localhost:{self._port}; send that name as Host")
+            return Denial(421, f"this server answers only at http://localhost:{self._port}; send that name as Host")
         sites = {value.decode("latin-1") for name, value in headers if name == b"sec-fetch-site"}
         origins = [value.decode("latin-1") for name, value in headers if name == b"origin"]
         if sites - {"same-origin", "none"} or not all(self._is_own_origin(origin) for origin in origins):
-            return Refusal(403, "requests of web pages of other origins are refused; call the API from a program")
+            return Denial(403, "requests of web pages of other origins are refused; call the API from a program")
         if not _PATH.fullmatch(path):
-            return Refusal(404, "only /health and the paths below /v1/ are served, without escapes and empty segments")
+            return Denial(404, "only /health and the paths below /v1/ are served, without escapes and empty segments")
         if method not in _METHODS:
-            return Refusal(405, f"the method must be {', '.join(_METHODS[:-1])} or {_METHODS[-1]}")
+            return Denial(405, f"the method must be {', '.join(_METHODS[:-1])} or {_METHODS[-1]}")
         return None
 
     def _is_own_origin(self, origin: str) -> bool:
@@ -90,9 +90,9 @@ class Gate:
 
 
 class Proxy:
-    """An ASGI application that passes requests through a `Gate` to a server on a Unix socket."""
+    """An ASGI application that passes requests through a `RequestFilter` to a server on a Unix socket."""
 
-    def __init__(self, gate: Gate, socket_path: str) -> None:
+    def __init__(self, gate: RequestFilter, socket_path: str) -> None:
         self._gate = gate
         # No time limits: a model may think for long. No idle connections: the server may close one while it is reused.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
@@ -145,7 +145,7 @@ class Proxy:
             # After the start only a closed connection can say that the answer is cut; uvicorn closes it then.
             if not started:
                 reason = f"the model's server did not answer ({type(error).__name__}); its log has the reason"
-                await _answer(send, Refusal(502, reason))
+                await _answer(send, Denial(502, reason))
 
 
 def serve_in_front(listening: socket.socket, host: str, socket_path: str, process: subprocess.Popen[bytes]) -> None:
@@ -155,7 +155,7 @@ def serve_in_front(listening: socket.socket, host: str, socket_path: str, proces
     """
 
     async def run() -> None:
-        proxy = Proxy(Gate(host, *listening.getsockname()[:2]), socket_path)
+        proxy = Proxy(RequestFilter(host, *listening.getsockname()[:2]), socket_path)
         config = uvicorn.Config(
             proxy, http="h11", ws="none", lifespan="off", proxy_headers=False, server_header=False, date_header=False,
             access_log=False, log_config=None, log_level="critical", timeout_graceful_shutdown=_GRACE_S,
@@ -193,7 +193,7 @@ async def _wait_for_leaving(receive: Receive, complete: asyncio.Event) -> None:
         pass
 
 
-async def _answer(send: Send, refusal: Refusal) -> None:
+async def _answer(send: Send, refusal: Denial) -> None:
     body = refusal.body()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": refusal.status, "headers": headers})

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import smtrain
 from smtrain.core.errors import ConfigError, DataError
 from smtrain.tools.compare import picture
-from smtrain.tools.compare.columns import Columns
+from smtrain.tools.compare.columns import StepColumns
 from smtrain.tools.compare.compare import Comparison, _pair
 from smtrain.tools.compare.series import series
 from smtrain.tools.compare.sources import read, steps
@@ -245,7 +245,7 @@ def test_the_api_says_the_same() -> None:
 @given(st.lists(st.dictionaries(st.sampled_from(["loss", "lr"]), st.floats()), max_size=20), st.randoms())
 def test_columns_are_the_records(rows: list[dict[str, float]], draw: random.Random) -> None:
     records = [{"step": draw.randrange(12), **row} for row in rows]
-    columns = Columns()
+    columns = StepColumns()
     for record in records:
         columns.append(record)
     columns.sort()
