@@ -254,7 +254,7 @@ def test_columns_are_the_records(rows: list[dict[str, float]], draw: random.Rand
     assert len(columns) == len(by_step)
 
 
-def sorted_like(by_step: dict[int, dict[str, float]], record: dict[str, float]) -> list[tuple[str, float]]:
+def sorted_like(by_step: dict[float, dict[str, float]], record: dict[str, float]) -> list[tuple[str, float]]:
     """The record's items in the order of the row that it was made from."""
     return [(name, record[name]) for name in by_step[int(record["step"])] if name in record]
 
