@@ -348,6 +348,12 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             content = file.read_bytes()
             about = {"ETag": f'"{hashlib.md5(content).hexdigest().upper()}"', "x-oss-object-type": "Normal"}
+            if self.command == "HEAD":
+                import oss2
+
+                crc = oss2.utils.Crc64()
+                crc.update(content)
+                about["x-oss-hash-crc64ecma"] = str(crc.crc)
             about["Last-Modified"] = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(file.stat().st_mtime))
             self._send(200, content, about)
 

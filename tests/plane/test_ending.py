@@ -26,6 +26,13 @@ def test_failure_without_a_word_gives_the_last_line(on_hosts: Client) -> None:
     assert on_hosts.run("echo oh no; exit 1")["FailureReason"] == "AlgorithmError: oh no, exit code: 1"
 
 
+def test_failure_without_output_gives_the_meaning_of_its_status(client: Client) -> None:
+    killed = client.run("echo; echo '  '; exit 137")["FailureReason"]
+    assert killed == "AlgorithmError: killed by SIGKILL without a line of output, exit code: 137"
+    silent = client.run("exit 5")["FailureReason"]
+    assert silent == "AlgorithmError: ended without a line of output, exit code: 5"
+
+
 def test_failure_reason_is_cut_to_what_aws_keeps(on_hosts: Client) -> None:
     reason = on_hosts.run("printf 'x%.0s' {1..5000} > /opt/ml/output/failure; exit 1")["FailureReason"]
     assert len(reason) == 1024

@@ -122,7 +122,7 @@ class JobQueue(JobPlace, Protocol):
         ...
 
     def put(self, uri: str, files: Sequence[tuple[str, Body]], say: Say) -> None:
-        """Copy files below a URI; files of the same size are kept, as their folder is named by content."""
+        """Copy files below a URI unless they are there with the same content."""
         ...
 
     def submit(self, request: Mapping[str, Any], after: Sequence[str] = (), say: Say = say) -> str | None:

@@ -13,10 +13,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from smtrain.client.backends.base import Body, JobPlace, size_of
+from smtrain.client.backends.checksums import sha256_of
 from smtrain.client.backends.choose import sagemaker
 from smtrain.client.backends.sagemaker.calls import FULL
 from smtrain.client.backends.sagemaker.defaults import sagemaker_defaults, with_defaults
-from smtrain.client.backends.sagemaker.s3 import listed, send
+from smtrain.client.backends.sagemaker.s3 import has_content, listed, send
 from smtrain.client.backends.sagemaker.target import Target
 from smtrain.client.jobs.parents import parent_on
 from smtrain.core.botocore_models import described
@@ -194,7 +195,7 @@ def _refuse_unmounted(config: JobConfig, target: JobPlace) -> None:
 
 
 def upload_all(target: Target, uploads: list[Upload], say: Say) -> None:
-    """Upload what is not there yet. Names contain the content's hash, so a complete file of a name has that content.
+    """Upload what is not there yet, or has another content than its name says.
 
     Makes SageMaker's default bucket if it is missing. Raises `JobError` if it may not be used.
     """
@@ -238,8 +239,12 @@ def _upload(target: Target, upload: Upload, say: Say) -> None:
     bucket, prefix = split_uri(upload.uri)
     missing = list(upload.files)
     if sum(size_of(body) for _, body in missing) > SMALL:
-        there = {item["Key"]: item["Size"] for item in listed(target, upload.uri)}
-        missing = [(name, body) for name, body in missing if there.get(prefix + name) != size_of(body)]
+        there = {item["Key"]: item for item in listed(target, upload.uri)}
+        missing = [
+            (name, body)
+            for name, body in missing
+            if (item := there.get(prefix + name)) is None or not has_content(target, bucket, item, body)
+        ]
         if missing:
             say(f"uploading {spell_bytes(sum(size_of(body) for _, body in missing))} to {upload.uri}")
     if missing and upload.left_out:
@@ -284,21 +289,11 @@ def _content_addressed(path: Path | str, base: str, part: Callable[[str], bool] 
     files = [named for named in files if named[0] not in left_out]
     if not files:
         raise ConfigError([f"{path}: holds no files; give a folder that has some"], code="config.wrong_value")
-    hashes = tuple(file_sha256(file) for _, file in files)
+    hashes = tuple(sha256_of(file) for _, file in files)
     whole = hashlib.sha256()
     for (name, _), digest in zip(files, hashes, strict=True):
         whole.update(f"{name}\0{digest}\n".encode())
     return Upload(f"{base}/{whole.hexdigest()[:16]}/", tuple(files), hashes, left_out)
-
-
-def file_sha256(path: Path) -> str:
-    with path.open("rb") as content:
-        if hasattr(hashlib, "file_digest"):
-            return hashlib.file_digest(content, "sha256").hexdigest()
-        hashed = hashlib.sha256()  # Python 3.10
-        while block := content.read(1 << 20):
-            hashed.update(block)
-        return hashed.hexdigest()
 
 
 def _make_bucket(target: Target, bucket: str) -> None:

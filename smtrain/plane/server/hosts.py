@@ -42,6 +42,14 @@ def default_environment() -> dict[str, str]:
     return {"HOME": "/root", "LANG": "C.UTF-8", "PYTHONUNBUFFERED": "1", **inherited}
 
 
+def _silent_end(status: int) -> str:
+    """The reason for an end without any output: the signal of a status above 128."""
+    with contextlib.suppress(ValueError):
+        name = signal.Signals(status - 128).name
+        return f"killed by {name} without a line of output"
+    return "ended without a line of output"
+
+
 @dataclass(frozen=True)
 class HostEvent:
     """An event of a host: `ready` with the supervisor's report, `exit` with a code, `disk` with its log's OSError."""
@@ -270,13 +278,13 @@ class Host:
             thread.join()
 
     def failure(self) -> str:
-        """The content of /opt/ml/output/failure, else the last line of output."""
+        """The content of /opt/ml/output/failure, else the last line of output, else the meaning of the status."""
         path = artifacts.resolved(self.ml, self.ml / "output" / "failure")
         with contextlib.suppress(OSError), contextlib.ExitStack() as closing:
             text = closing.enter_context(opened(path, links=False)).read(4096).decode(errors="replace") if path else ""
             if reason := text.strip(" \t\r\n\0")[:1024]:
                 return reason
-        return self.log.last_line
+        return self.log.last_line or _silent_end(self.exit_code or 0)
 
     def discard(self) -> None:
         self.log.close()

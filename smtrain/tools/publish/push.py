@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from smtrain.client.launch.inputs import file_sha256
+from smtrain.client.backends.checksums import sha256_of
 from smtrain.core import text
 from smtrain.core.errors import ConfigError, JobError, first_line
 from smtrain.core.extras import missing
@@ -151,7 +151,7 @@ def _others(held: dict[str, tuple[int | None, str | None]], files: dict[str, Pat
         if ours is None:
             if name in weights or name.endswith((".safetensors", ".bin", ".gguf", ".pt")):
                 return name
-        elif sha256 is not None and (size != ours.stat().st_size or sha256 != file_sha256(ours)):
+        elif sha256 is not None and (size != ours.stat().st_size or sha256 != sha256_of(ours)):
             return name
     return ""
 

@@ -255,6 +255,7 @@ REASONS = {
     "max-runtime": "Training job runtime exceeded MaxRuntimeInSeconds provided",
     "max-pending": "ClientError: the pending time of the job exceeded MaxPendingTimeInSeconds",
     "local-disk": "ClientError: no space left on /home/me/.smtrain (SMTRAIN_HOME): free some (`smtrain local clean` says what can go), then run the same command again",
+    "damaged-code": "AlgorithmError: tar: Error is not recoverable: exiting now, exit code: 2",
     "local-end": "InternalServerError: the local control plane was restarted while the job ran",
     "internal": "InternalServerError: We encountered an internal error. Please try again.",
 }  # fmt: skip

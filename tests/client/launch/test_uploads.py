@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import os
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
+from botocore.awsrequest import AWSResponse
 
 from smtrain.client.backends.sagemaker import s3
 from smtrain.client.backends.sagemaker.s3 import owner, send
@@ -231,3 +233,66 @@ def test_the_command_line_lists_them_and_sends_nothing(
     assert "config.json" in out
     assert "left out  id_rsa" in out
     assert "bundle.tar.gz" in out
+
+
+@pytest.mark.parametrize("size", [PART + 1234, 600 << 10])
+def test_a_changed_byte_in_s3_is_sent_again_and_no_other_file(
+    target: Target, tmp_path: Path, key: str, size: int, calls: list[tuple[str, dict[str, Any]]]
+) -> None:
+    """In parts and in one piece, a byte in its middle and its last one."""
+    files = {name: os.urandom(size) for name in ("a", "b")}
+    for name, body in files.items():
+        (tmp_path / name).write_bytes(body)
+    uri = f"s3://{BUCKET}/{key}/"
+    upload = Upload(
+        uri, tuple((name, tmp_path / name) for name in files), tuple(sha(tmp_path / name) for name in files)
+    )
+    upload_all(target, [upload], lambda _: None)
+    for at in (size // 2, size - 1):
+        changed = bytearray(files["a"])
+        changed[at] ^= 1
+        if size > PART:
+            copy_in_parts(target, f"{key}/a", bytes(changed))
+        else:
+            target.s3.put_object(Bucket=BUCKET, Key=f"{key}/a", Body=bytes(changed))
+        calls.clear()
+        upload_all(target, [upload], lambda _: None)
+        assert content(target, f"{key}/a") == files["a"]
+        sent = {params["Key"] for name, params in calls if name in ("PutObject", "CreateMultipartUpload")}
+        assert sent == {f"{key}/a"}
+
+
+def copy_in_parts(target: Target, key: str, body: bytes) -> None:
+    begun = target.s3.create_multipart_upload(Bucket=BUCKET, Key=key)["UploadId"]
+    place = {"Bucket": BUCKET, "Key": key, "UploadId": begun}
+    parts = [
+        {
+            "PartNumber": number,
+            "ETag": target.s3.upload_part(**place, PartNumber=number, Body=body[start : start + PART])["ETag"],
+        }
+        for number, start in enumerate(range(0, len(body), PART), 1)
+    ]
+    target.s3.complete_multipart_upload(**place, MultipartUpload={"Parts": parts})
+
+
+@pytest.mark.parametrize("size", [SIZE, 1000])
+def test_an_etag_that_is_no_md5_is_replaced_by_the_checksum_of_the_upload(
+    target: Target, tmp_path: Path, size: int, request: pytest.FixtureRequest
+) -> None:
+    """With SSE-KMS. S3 keeps the SHA-256 with the object; of one in parts that of their SHA-256s, and their number."""
+    body = os.urandom(size)
+    (tmp_path / "a").write_bytes(body)
+    parts = [hashlib.sha256(body[start : start + PART]).digest() for start in range(0, size, PART)]
+    whole = parts[0] if len(parts) == 1 else hashlib.sha256(b"".join(parts)).digest()
+    kept = base64.b64encode(whole).decode() + (f"-{len(parts)}" if len(parts) > 1 else "")
+
+    def answer(model: Any, params: dict[str, Any], **_: Any) -> tuple[Any, dict[str, Any]]:
+        assert params["headers"]["x-amz-checksum-mode"] == "ENABLED"
+        return AWSResponse("", 200, {}, None), {"ChecksumSHA256": kept}
+
+    target.s3.meta.events.register("before-call.s3.HeadObject", answer)
+    request.addfinalizer(lambda: target.s3.meta.events.unregister("before-call.s3.HeadObject", answer))
+    item = {"Key": "a", "Size": size, "ETag": '"of-kms"'}
+    assert s3.has_content(target, BUCKET, item, tmp_path / "a")
+    (tmp_path / "a").write_bytes(bytes([body[0] ^ 1]) + body[1:])
+    assert not s3.has_content(target, BUCKET, item, tmp_path / "a")

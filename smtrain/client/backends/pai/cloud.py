@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from smtrain.client.backends.base import Body, size_of
+from smtrain.client.backends.checksums import blocks_of, etag_of
 from smtrain.core.config.pai import Pai
 from smtrain.core.config.units import spell_bytes
 from smtrain.core.errors import JobError
@@ -211,13 +212,17 @@ class Cloud:
         self._store(f"delete {uri}", lambda: self._bucket(bucket).delete_object(key))
 
     def put(self, uri: str, files: Sequence[tuple[str, Body]], say: Say) -> None:
-        """Copy files below a URI; those of the same size are kept, as their folder is named by content."""
+        """Copy files below a URI unless they are there with the same content."""
         import_oss()
         import oss2
 
         bucket, prefix = split_uri(uri)
-        there = {item["Key"]: item["Size"] for item in self.listing(uri)}
-        lacking = [(name, body) for name, body in files if there.get(prefix + name) != size_of(body)]
+        there = {item["Key"]: item for item in self.listing(uri)}
+        lacking = [
+            (name, body)
+            for name, body in files
+            if (item := there.get(prefix + name)) is None or not self._has_content(bucket, item, body)
+        ]
         if (size := sum(size_of(body) for _, body in lacking)) > 1 << 20:
             say(f"uploading {spell_bytes(size)} to {uri}")
         store = self._bucket(bucket)
@@ -227,6 +232,27 @@ class Cloud:
             else:
                 send = partial(oss2.resumable_upload, store, prefix + name, str(body), multipart_threshold=_PARTS_FROM)
             self._store(f"write {uri}{name}", send)
+
+    def _has_content(self, bucket: str, item: Mapping[str, Any], body: Body) -> bool:
+        """Whether an object of a listing has the content of a file or bytes: by its MD5, else by its CRC-64.
+
+        The ETag of an object that was sent in parts, or is encrypted by KMS, is no MD5.
+        Source: https://www.alibabacloud.com/help/en/oss/developer-reference/putobject (2026-02).
+        """
+        import oss2
+
+        if item["Size"] != size_of(body):
+            return False
+        if item["ETag"].strip('"') == etag_of(body, None):
+            return True
+        try:
+            about = self._store(f"read {item['Key']}", lambda: self._bucket(bucket).head_object(item["Key"]))
+        except CloudError:  # it may not be read here, so it is sent again
+            return False
+        crc = oss2.utils.Crc64()
+        for block in blocks_of(body):
+            crc.update(block)
+        return bool(about.server_crc == crc.crc)
 
     def _bucket(self, name: str) -> Any:
         import_oss()

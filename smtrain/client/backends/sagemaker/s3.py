@@ -11,7 +11,7 @@ import base64
 import hashlib
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.client.backends.base import Body, size_of
+from smtrain.client.backends.checksums import checksum_of, etag_of
 from smtrain.client.backends.sagemaker.calls import PERSIST_S
 from smtrain.client.backends.sagemaker.clients import Clients
 from smtrain.client.backends.sagemaker.retry import Patience
@@ -31,6 +32,7 @@ PART = 32 << 20
 SENDERS = 4
 """Parts sent at a time; as many are in memory, and one more."""
 _MOST_PARTS = 10_000
+_MIB = 1 << 20
 
 
 def owner(target: Clients, bucket: str) -> dict[str, str]:
@@ -51,13 +53,39 @@ def send(target: Clients, bucket: str, key: str, body: Body, sha256: str | None 
     """
     place = {"Bucket": bucket, "Key": key, **owner(target, bucket)}
     size = size_of(body)
-    if isinstance(body, bytes) or size <= PART:
+    if isinstance(body, bytes) or _part_of(size) is None:
         content = body if isinstance(body, bytes) else body.read_bytes()
         if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256:
             raise _edited(body)
         _persist(target.transfers.put_object, **place, Body=content, ChecksumSHA256=_coded(content))
         return 0
     return _Parts(target, place, body, size, sha256).send()
+
+
+def _part_of(size: int) -> int | None:
+    """Bytes of a part of a file of this size; None if it is sent in one piece."""
+    return None if size <= PART else max(PART, -(-size // _MOST_PARTS // _MIB) * _MIB)
+
+
+def has_content(target: Clients, bucket: str, item: Mapping[str, Any], body: Body) -> bool:
+    """Whether an object of a listing has the content of a file or bytes: by its ETag, else by its SHA-256.
+
+    With SSE-KMS an ETag says nothing about the content, so S3 is asked for the checksum that came with the upload.
+    """
+    from botocore.exceptions import ClientError
+
+    size = size_of(body)
+    if item["Size"] != size:
+        return False
+    part = None if isinstance(body, bytes) else _part_of(size)
+    if item["ETag"].strip('"') == etag_of(body, part):
+        return True
+    place = {"Bucket": bucket, "Key": item["Key"], **owner(target, bucket)}
+    try:
+        about = target.s3.head_object(**place, ChecksumMode="ENABLED")
+    except ClientError:  # it may not be read here, so it is sent again
+        return False
+    return bool(about.get("ChecksumSHA256") == checksum_of(body, part))
 
 
 def _persist(method: Any, stopped: threading.Event | None = None, /, **arguments: Any) -> Any:
@@ -90,7 +118,7 @@ class _Parts:
     _stopped: threading.Event = field(default_factory=threading.Event)
 
     def send(self) -> int:
-        part = max(PART, -(-self.size // _MOST_PARTS))
+        part = _part_of(self.size) or PART
         upload, there = self._begun(part)
         if upload is None:
             made = _persist(self.target.s3.create_multipart_upload, **self.place, ChecksumAlgorithm="SHA256")
@@ -171,7 +199,9 @@ class _Parts:
             if error.response["Error"].get("Code") != "NoSuchUpload":
                 raise
             # A first call, whose answer was lost, has completed it, or another launch of the same inputs.
-            if s3.head_object(**self.place)["ContentLength"] != self.size:
+            about = s3.head_object(**self.place)
+            item = {"Key": self.place["Key"], "Size": about["ContentLength"], "ETag": about["ETag"]}
+            if not has_content(self.target, self.place["Bucket"], item, self.file):
                 raise
 
     def _abort(self, upload: str) -> None:

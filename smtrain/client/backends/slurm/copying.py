@@ -8,10 +8,12 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 
 from smtrain.client.backends.base import Body, size_of
+from smtrain.client.backends.checksums import sha256_of
 from smtrain.client.backends.sagemaker.retry import Backoff
 from smtrain.client.backends.slurm.remote_shell import (
     SSH_LOST,
@@ -29,18 +31,26 @@ PATIENCE_S = 300.0
 _STEADY_S = 60.0  # after a connection that held so long, the backoff starts again
 _BROKEN = (10, 12, 20, 30, 35, SSH_LOST)  # rsync's exit statuses for a broken connection
 _PARTS = ".partial"
+_COMPARE_LONG = 4 << 30  # bytes that take some ten seconds to compare
 
 Files = Sequence[tuple[str, Body]]
 
 
 def send(head: Head, shared: str, folder: str, files: Files, say: Say) -> None:
-    """Copy files into a folder, each atomically; files of the same size are kept, as their folder is named by content.
-    rsync keeps a partial copy of an interrupted file below `shared`. Raises `HeadError`."""
+    """Copy files into a folder, each atomically, unless they are there with the same size and SHA-256.
+
+    rsync keeps a partial copy of an interrupted file below `shared`. Raises `HeadError`.
+    """
     announced: list[str] = []
+    digests = cache(sha256_of)
 
     def attempt() -> None:
         sizes = head.sizes(folder)
-        missing = [(name, body) for name, body in files if sizes.get(name) != size_of(body)]
+        there = [(name, body) for name, body in files if sizes.get(name) == size_of(body)]
+        if (total := sum(size_of(body) for _, body in there)) > _COMPARE_LONG and not announced:
+            say(f"comparing {total / 1e9:.1f} GB in {folder} with the files here")
+        found = head.sha256(folder, [name for name, _ in there])
+        missing = [(name, body) for name, body in files if name not in found or found[name] != digests(body)]
         total = sum(size_of(body) for _, body in missing)
         if total > 1 << 20 and not announced:
             announced.append(folder)
@@ -101,7 +111,7 @@ def _rsync(head: Head, shared: str, folder: str, files: Sequence[tuple[str, Path
     for root, group in groupby(sorted(files, key=_root), key=_root):
         names = "\0".join(name for name, _ in group)
         argv = [
-            "rsync", "--copy-links", "--size-only", "--from0", "--files-from=-", f"--partial-dir={parts}",
+            "rsync", "--copy-links", "--ignore-times", "--from0", "--files-from=-", f"--partial-dir={parts}",
             "--chmod=D755,F644", "-e", shlex.join(["ssh", *ssh_options()]), f"{root}/", f"{head.host}:{folder}/",
         ]  # fmt: skip
         with tempfile.TemporaryFile() as complaint:

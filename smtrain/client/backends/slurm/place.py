@@ -148,7 +148,7 @@ class SlurmPlace:
 
     # ---- submit
     def put(self, uri: str, files: copying.Files, say: Say) -> None:
-        """Copy files below a URI; files of the same size are kept, as their folder is named by content."""
+        """Copy files below a URI unless they are there with the same content."""
         copying.send(self.head, self.shared, path_of(uri).rstrip("/"), files, say)
 
     def submit(self, request: Mapping[str, Any], after: Sequence[str] = (), say: Say = say) -> str | None:

@@ -9,6 +9,7 @@ import os
 import shlex
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -132,6 +133,19 @@ class Head:
         )
         rows = (row.decode(errors="surrogateescape").split(" ", 2) for row in listed.split(b"\0") if row)
         return {name: (int(size), changed) for size, changed, name in rows}
+
+    def sha256(self, folder: str, names: Sequence[str]) -> dict[str, str]:
+        """SHA-256 (hex) of files below a folder by their relative paths; each must exist."""
+        if not names:
+            return {}
+        feed = b"\0".join(name.encode(errors="surrogateescape") for name in names) + b"\0"
+        script = 'cd "$1" && exec xargs -0 sha256sum --'
+        lines = self.run("sh", "-c", script, "sh", folder, feed=feed, seconds=None).split(b"\n")[:-1]
+        # sha256sum escapes line ends in names, and marks such a line with a backslash.
+        digests = [line.lstrip(b"\\")[:64].decode(errors="replace") for line in lines]
+        if len(digests) != len(names):
+            raise HeadLostError(f"{self.name}: sha256sum has not answered for every file of {folder}; try again")
+        return dict(zip(names, digests, strict=True))
 
     def _call(
         self, words: tuple[str, ...], stdin: IO[bytes] | int, out: IO[bytes] | int, seconds: float | None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shlex
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import smtrain
 from smtrain import CheckpointError, ConfigError, JobError
 from smtrain.client.backends.job_registry import PAI
 from smtrain.client.backends.pai import place as place_module
+from smtrain.client.backends.pai.cloud import Cloud
 from smtrain.client.backends.pai.logs import PodLogs, pods_of
 from smtrain.client.backends.pai.place import PaiPlace
 from smtrain.client.launch.stages import Chain
@@ -297,3 +299,23 @@ def test_a_list_without_variables_knows_our_jobs_by_their_names(cloud: StandIn, 
         one.request.pop("Envs", None)
     assert [row["TrainingJobName"] for page in job.target.rows(None, 10) for row in page] == [job.name]
     assert job.output == f"oss://bucket/smtrain/own/jobs/{job.name}/output/model/"
+
+
+@pytest.mark.parametrize("etag", ["md5", "of parts"])
+def test_a_changed_byte_in_oss_is_sent_again(
+    cloud: StandIn, section: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, etag: str
+) -> None:
+    """By the MD5 of objects in one piece, and by the CRC-64 of objects in parts or encrypted ones."""
+    place, uri = PaiPlace(Pai(**section)), "oss://bucket/smtrain/inputs/text/0123/"
+    if etag == "of parts":
+        listing = place.cloud.listing
+        monkeypatch.setattr(Cloud, "listing", lambda self, uri: [{**item, "ETag": '"0123-2"'} for item in listing(uri)])
+    (tmp_path / "a").write_bytes(b"abc" * 5000)
+    place.put(uri, [("a", tmp_path / "a"), ("b", b"bytes")], quiet)
+    stored = [cloud.root / "oss/bucket/smtrain/inputs/text/0123" / name for name in "ab"]
+    right = [file.read_bytes() for file in stored]
+    stored[0].write_bytes(b"abc" * 4999 + b"abd")
+    times = [os.utime(file, (1, 1)) or file.stat().st_mtime_ns for file in stored]
+    place.put(uri, [("a", tmp_path / "a"), ("b", b"bytes")], quiet)
+    assert [file.read_bytes() for file in stored] == right
+    assert [file.stat().st_mtime_ns == at for file, at in zip(stored, times, strict=True)] == [False, True]
