@@ -22,6 +22,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import uploads
 from cluster_host import host_name, interface_to, link_folders, link_inputs, make_folders, read_failure, run
 from launch import accelerator
 
@@ -131,6 +132,9 @@ def main() -> None:
             (ml / name).mkdir(parents=True)
         link_folders(ml, {"checkpoints": Path(folders["checkpoints"])} if folders.get("checkpoints") else {})
         if stage == "train" and not command and (why := too_few(ml, os.environ.get("NPROC_PER_NODE", ""))):
+            raise SystemExit(why)
+        names = [host_name(number) for number in range(hosts)]
+        if command and (why := uploads.damage(ml, names, host_name(rank))):  # else the launcher does this
             raise SystemExit(why)
         status = attend(job, ml, stage, command)
     except (OSError, SystemExit) as error:

@@ -116,6 +116,16 @@ def verify_neuron(ml: Path) -> None:
         print(f"neuron: driver {host.driver or 'unknown'}, {versions}", flush=True)
 
 
+def verify_uploads(ml: Path) -> None:
+    """End the job if a file has changed since the launch uploaded it."""
+    if not (ml / "input/data/config/uploads.json").is_file():
+        return
+    import uploads
+
+    if why := uploads.damage(ml, *hosts_of(ml)):
+        end(why, ml)
+
+
 def libraries(stage: str, ml: Path) -> Path | None:
     """Install missing wheels that came with the code into a folder of the job; None if nothing was installed.
 
@@ -152,8 +162,16 @@ def libraries(stage: str, ml: Path) -> Path | None:
 
 def several(ml: Path) -> bool:
     """Whether the job has several hosts."""
-    resources = ml / "input/config/resourceconfig.json"
-    return resources.is_file() and len(json.loads(resources.read_text("utf-8"))["hosts"]) > 1
+    return len(hosts_of(ml)[0]) > 1
+
+
+def hosts_of(ml: Path) -> tuple[list[str], str]:
+    """The names of the job's hosts, and of this one."""
+    file = ml / "input/config/resourceconfig.json"
+    if not file.is_file():
+        return [""], ""
+    resources = json.loads(file.read_text("utf-8"))
+    return resources["hosts"], resources["current_host"]
 
 
 def command(stage: str, ml: Path) -> list[str]:
@@ -337,6 +355,7 @@ def main() -> None:
         refuse(stage, lacking, ml)
     if stage == "prepare" and (needs := lacking_for_data(ml)):
         refuse(stage, [line for lines in needs.values() for line in lines], ml, list(needs))
+    verify_uploads(ml)
     if stage == "train":
         verify_neuron(ml)
     paths = [str(HERE.parent), str(libraries(stage, ml) or ""), os.environ.get("PYTHONPATH")]

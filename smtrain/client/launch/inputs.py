@@ -86,6 +86,11 @@ class Upload:
     origin: str = ""
     """Its path or demo:// URI in the config; empty for bytes."""
 
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """SHA-256 (hex) of each file."""
+        return self.sha256 or tuple(sha256_of(body) for _, body in self.files)
+
 
 @dataclass(frozen=True)
 class Resolved:

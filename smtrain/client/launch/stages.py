@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -12,6 +12,7 @@ from smtrain.client.jobs.job import Job
 from smtrain.client.jobs.listing import attempts_at, jobs_of, list_jobs
 from smtrain.client.launch import graphs
 from smtrain.client.launch.bundle import build_bundle
+from smtrain.client.launch.digests import UPLOADS, upload_digests
 from smtrain.client.launch.environment import environment
 from smtrain.client.launch.image_pattern import resolved as with_whole_image
 from smtrain.client.launch.inputs import Resolved, Upload, resolve
@@ -103,6 +104,8 @@ class Chain:
             shown = {**shown, "train": {**shown["train"], **named(for_machines(self.config).train)}}
         text = (json.dumps(shown, indent=2, sort_keys=True) + "\n").encode()
         config_uri = f"{root}/configs/{digest(shown)[:16]}/"
+        config = Upload(config_uri, (("config.json", text),))
+        digests = upload_digests(inputs, self.resolved.uploads, config)
         needed = [upload for upload in self.resolved.uploads if upload.uri in inputs.values()]
         return StagePlan(
             stage,
@@ -111,7 +114,7 @@ class Chain:
             (
                 *needed,
                 Upload(code_uri, (("bundle.tar.gz", bundle.data),)),
-                Upload(config_uri, (("config.json", text),)),
+                replace(config, files=(*config.files, (UPLOADS, digests))),
             ),
             tuple(earlier),
             next((job for job in siblings if job.known_running), None) if stage == "train" else None,
