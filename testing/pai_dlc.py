@@ -7,6 +7,7 @@ period by SIGKILL. Buckets are folders; a mount is a link to one, and `_MOUNTED`
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -243,7 +244,8 @@ class StandIn:
     def _kill(self, job: StandInJob) -> None:
         for pod in job.pods:
             if pod.process.poll() is None:
-                os.killpg(pod.process.pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # it may end meanwhile
+                    os.killpg(pod.process.pid, signal.SIGKILL)
 
     def _mount(self, source: Mapping[str, Any]) -> None:
         """Link a mount's path to the folder of its bucket, as ossfs would show it."""

@@ -12,6 +12,7 @@ import typer
 
 from smtrain.cli import options
 from smtrain.core.errors import ConfigError
+from smtrain.core.files import read_value
 from smtrain.core.text import say
 
 app = options.app()
@@ -76,7 +77,7 @@ def _described(model: str) -> dict[str, object]:
         )
     file = Path(options.model_folder(model)) / "config.json"
     try:
-        described = json.loads(file.read_text("utf-8"))
+        described = read_value(file)
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"--model: {file} cannot be read ({first_line(error)}); name a model's folder", code="config.unreadable"

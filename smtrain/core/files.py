@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import re
+import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
 
 from smtrain.core.errors import Code, Sentence, SmtrainError
 
@@ -27,6 +29,8 @@ _SPELLED = (
     (re.compile(r"input/output error|disk i/o error|unable to open database|os error 5\b", re.I), errno.EIO),
 )
 _PROBE_BYTES = 1 << 16
+MOST_JSON = 256 << 20
+"""Bytes of the largest JSON file that is read whole: a tokenizer.json has 30 MB, a manifest 200 bytes a file."""
 
 
 def home_path() -> Path:
@@ -77,6 +81,44 @@ def write_atomically(path: Path, content: str | bytes, *, mode: int = 0o666, syn
     """Replace a file's content as `replacing` does; text is written as UTF-8."""
     with replacing(path, mode=mode, sync=sync) as handle:
         handle.write(content.encode() if isinstance(content, str) else content)
+
+
+def opened(path: Path, *, links: bool = True) -> BinaryIO:
+    """Open a regular file for reading. Raises OSError for anything else, without waiting for a named pipe."""
+    follow = 0 if links else os.O_NOFOLLOW
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | follow)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def read_whole(path: Path, most: int = MOST_JSON) -> str:
+    """The text of a regular file of at most `most` bytes in UTF-8.
+
+    Raises OSError if it cannot be opened or is no regular file, and ValueError for any other content.
+    """
+    with opened(path) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"it has more than {most:,} bytes")
+    return content.decode()
+
+
+def read_value(path: Path, most: int = MOST_JSON) -> Any:
+    """The value in a JSON file; raises OSError and ValueError as `read_whole`."""
+    try:
+        return json.loads(read_whole(path, most))
+    except RecursionError:
+        raise ValueError("its values are nested too deeply") from None
+
+
+def read_object(path: Path, most: int = MOST_JSON) -> dict[str, Any]:
+    """The object in a JSON file, as `read_value`; raises ValueError for another value."""
+    value = read_value(path, most)
+    if not isinstance(value, dict):
+        raise ValueError(f"it holds {type(value).__name__}, no JSON object")
+    return value
 
 
 def sync_folder(folder: Path) -> None:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import json
 import os
 import re
 import shutil
-import stat
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
+from smtrain.core.files import read_object
 from smtrain.core.text import say
 
 ENDPOINT = "endpoint.json"
@@ -21,25 +19,12 @@ MOST_BYTES = 1 << 20
 _URL = re.compile(r"http://127\.0\.0\.1:([0-9]{1,5})")
 
 
-def opened(path: Path, *, links: bool = True) -> BinaryIO:
-    """Open a regular file for reading. Raises OSError for anything else, without waiting for a named pipe."""
-    follow = 0 if links else os.O_NOFOLLOW
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | follow)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-    return os.fdopen(descriptor, "rb")
-
-
 def read_json(path: Path) -> dict[str, Any] | None:
     """The JSON object in a regular file of at most a megabyte; None for anything else."""
     try:
-        with opened(path) as file:
-            text = file.read(MOST_BYTES + 1)
-            value = json.loads(text) if len(text) <= MOST_BYTES else None
-    except (OSError, ValueError, RecursionError):
+        return read_object(path, MOST_BYTES)
+    except (OSError, ValueError):
         return None
-    return value if isinstance(value, dict) else None
 
 
 def set_aside(path: Path, reason: str) -> None:

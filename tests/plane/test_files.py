@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smtrain.plane.files import make_folder, opened, remove, within
+from smtrain.core.files import opened
+from smtrain.plane.files import make_folder, remove, within
 from smtrain.plane.server.clean import usage
 
 

@@ -5,7 +5,6 @@ It is needed for backends that no account or login leads to: a Slurm cluster, a 
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from smtrain.core.config.cluster import Cluster
 from smtrain.core.config.pai import OSS, Pai
 from smtrain.core.config.section import Section
 from smtrain.core.errors import ConfigError
-from smtrain.core.files import home, write_atomically
+from smtrain.core.files import home, read_object, write_atomically
 from smtrain.core.protocol.requests import is_of_run
 
 _LATEST = "latest"
@@ -85,7 +84,7 @@ class JobRegistry(Generic[_Kind]):
 
     def _read(self, path: Path) -> _Kind:
         try:
-            return self.section.model_validate(json.loads(path.read_text("utf-8")))
+            return self.section.model_validate(read_object(path))
         except ValueError as error:
             raise ConfigError(
                 f"{path} cannot be read ({str(error).splitlines()[0]}); delete it", code="config.unreadable"

@@ -19,7 +19,7 @@ from smtrain.client.backends.sagemaker.retry import Patience
 from smtrain.client.follow.merge import ReorderBuffer
 from smtrain.client.follow.reading import MINUTE, LogReading
 from smtrain.core.facts.sagemaker import ENDED, TargetName
-from smtrain.core.files import home, write_atomically
+from smtrain.core.files import home, read_object, write_atomically
 from smtrain.core.interrupts import pause
 from smtrain.core.protocol.log_lines import Line
 
@@ -45,7 +45,7 @@ class Cursor:
     def load(cls, path: Path) -> Cursor | None:
         """The cursor in a file; None if the file is missing or cannot be read."""
         try:
-            kept = json.loads(path.read_text("utf-8"))
+            kept = read_object(path)
             keys = {}
             for minute, packed in kept["keys"].items():
                 values = array("Q")

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from smtrain.client.backends.base import JobPlace
 from smtrain.client.jobs.results import md5_of
 from smtrain.core.errors import JobError
-from smtrain.core.files import home
+from smtrain.core.files import home, read_object
 from smtrain.core.protocol.uris import split_uri
 
 _LISTING = "listing.json"
@@ -183,6 +183,6 @@ def _listed(store: JobPlace, uri: str) -> dict[str, StoredFile]:
 
 def _read_listing(place: Path) -> dict[str, list[object]]:
     with contextlib.suppress(OSError, ValueError):
-        listing = json.loads((place / _LISTING).read_text("utf-8"))
+        listing = read_object(place / _LISTING)
         return listing if isinstance(listing, dict) else {}
     return {}

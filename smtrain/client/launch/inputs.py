@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -33,7 +32,7 @@ from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.facts import instance
 from smtrain.core.facts.engines import TRAINIUM2, sagemaker_lack
 from smtrain.core.facts.names import instance_meant
-from smtrain.core.files import files_below
+from smtrain.core.files import files_below, read_object
 from smtrain.core.model.hf_folder import is_checkpoint_file
 from smtrain.core.near import nearest
 from smtrain.core.protocol.uris import HUBS, RUN, is_mounted, split_uri
@@ -132,7 +131,7 @@ def resolve(config: JobConfig, target: JobPlace) -> Resolved:
     model_path = parent.uri if parent else _materialised(config.model.path)
     described = parent.described if parent else None
     if isinstance(model_path, Path):
-        described = _described(model_path)
+        described = read_object(model_path / "config.json")
     faults = [] if described is None else [text for _, text in shape_faults(config, described)]
     if faults := [*faults, *(text for _, text in (*gated_faults(config), *local_data_faults(config, described)))]:
         raise ConfigError(faults, code="config.combination")
@@ -267,11 +266,6 @@ def _materialised(path: str) -> Path | str:
         folder: Path = materialise(path)
         return folder
     return path if "://" in path else Path(path)
-
-
-def _described(folder: Path) -> dict[str, Any]:
-    described: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
-    return described
 
 
 def _content_addressed(path: Path | str, base: str, part: Callable[[str], bool] | None = None) -> Upload:

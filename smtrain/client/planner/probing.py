@@ -18,7 +18,7 @@ from smtrain.core.config.compute import MachineEntry
 from smtrain.core.doing import doing
 from smtrain.core.errors import SmtrainError
 from smtrain.core.extras import missing, present
-from smtrain.core.files import home, home_path, write_atomically
+from smtrain.core.files import home, home_path, read_object, write_atomically
 from smtrain.core.machine import cores_here, gpus_here, processor_here
 from smtrain.core.text import say
 from smtrain.version import __version__
@@ -87,7 +87,7 @@ def _file() -> Path:
 def _kept() -> dict[str, MachineEntry]:
     """All kept measurements; a file that cannot be read counts as empty and is replaced."""
     try:
-        kept = json.loads(_file().read_text("utf-8"))
+        kept = read_object(_file())
         return {key: MachineEntry.model_validate(entry) for key, entry in kept.items()}
     except (OSError, ValueError, AttributeError, ValidationError):
         return {}

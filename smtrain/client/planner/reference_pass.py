@@ -6,13 +6,13 @@ below that of a step. A pair is two sequences, each with the prompt.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from smtrain.client.planner.machines import Mesh, Work
 from smtrain.client.planner.workload import files_bytes, text_bytes
 from smtrain.core.config import JobConfig
 from smtrain.core.config.units import spell
+from smtrain.core.files import read_object
 
 CHARACTERS = 4.0
 """Characters of a token of English text; an assumption, as in client/preflight/disk.py (3 to 5)."""
@@ -30,7 +30,7 @@ def rows(config: JobConfig) -> float | None:
         more = files_bytes([held_out]) if held_out else 0.0
         return None if size is None or more is None else max(1.0, (size + more) / CHARACTERS * TWICE / length)
     try:
-        manifest = json.loads((Path(config.data.prepared) / "manifest.json").read_text("utf-8"))
+        manifest = read_object(Path(config.data.prepared) / "manifest.json")
         held_out = (manifest.get("validation") or {}).get("tokens", 0)
         return max(1.0, (float(manifest["tokens"]) + float(held_out)) / length)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

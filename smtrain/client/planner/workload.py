@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from smtrain.core.facts import table
 from smtrain.core.facts.engines import EngineName, is_neuron
 from smtrain.core.facts.names import positions
 from smtrain.core.facts.trainium2 import flash_lack
+from smtrain.core.files import read_object
 from smtrain.core.model.extension import positions_after, remarks_of
 from smtrain.core.model.families import ModelShape
 from smtrain.core.model.hf_config import positions_named
@@ -75,7 +75,7 @@ def mean_document(config: JobConfig) -> float | None:
     if not config.apart or config.data.prepared is None:
         return None
     try:
-        manifest = json.loads((Path(config.data.prepared) / "manifest.json").read_text("utf-8"))
+        manifest = read_object(Path(config.data.prepared) / "manifest.json")
         return float(manifest["tokens"]) / float(manifest["documents"])
     except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
         return None
@@ -91,10 +91,7 @@ def shape_of(config: JobConfig) -> ModelShape:
     if "://" not in config.model.path:
         file = Path(config.model.path) / "config.json"
         try:
-            described = json.loads(file.read_text("utf-8"))
-            if not isinstance(described, dict):
-                raise ValueError(f"it holds {type(described).__name__}, no JSON object")
-            return ModelShape.from_config(described)
+            return ModelShape.from_config(read_object(file))
         except SmtrainError as error:
             raise ConfigError(f"model.path: {error}", code=error.code) from None
         except (OSError, ValueError) as error:
@@ -157,10 +154,9 @@ def described_of(config: JobConfig) -> dict[str, Any] | None:
     if (parent := parent_of(config)) is not None:
         return parent.described
     try:
-        described = json.loads((Path(config.model.path) / "config.json").read_text("utf-8"))
+        return read_object(Path(config.model.path) / "config.json")
     except (OSError, ValueError):
         return None
-    return described if isinstance(described, dict) else None
 
 
 def positions_of(config: JobConfig) -> int | None:
@@ -180,7 +176,7 @@ def positions_of(config: JobConfig) -> int | None:
         return positions_after(published, rope.settings, 0) if published and rope else published
     else:
         try:
-            described = json.loads((Path(config.model.path) / "config.json").read_text("utf-8"))
+            described = read_object(Path(config.model.path) / "config.json")
         except (OSError, ValueError):
             return None  # reported by the checks of model.path
     if isinstance(described, dict) and config.model.rope is not None:

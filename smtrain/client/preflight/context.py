@@ -19,6 +19,7 @@ from smtrain.client.launch.stages import Chain
 from smtrain.client.preflight.findings import Finding
 from smtrain.core.config import JobConfig, Stage
 from smtrain.core.errors import ConfigError
+from smtrain.core.files import read_object
 from smtrain.core.protocol.uris import RUN, split_uri
 
 if TYPE_CHECKING:
@@ -160,8 +161,7 @@ def described_in(context: Context, path: str) -> dict[str, Any] | None:
     file = Path(path) / "config.json"
     if "://" in path or not file.is_file():
         return None
-    described: dict[str, Any] = json.loads(file.read_text("utf-8"))
-    return described
+    return read_object(file)
 
 
 def json_of(context: Context, uri: str, name: str) -> dict[str, Any] | None:

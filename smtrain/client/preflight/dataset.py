@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -17,6 +16,7 @@ from smtrain.core.config.checks.local_data import mismatches, unread_remedy
 from smtrain.core.config.checks.weights import shape_faults
 from smtrain.core.config.units import counted
 from smtrain.core.errors import CheckpointError, first_line
+from smtrain.core.files import read_value
 from smtrain.core.model.extension import remarks_of
 from smtrain.core.model.hf_config import normalise, remarks
 from smtrain.core.model.hf_folder import checkpoint_in, tokenizer_in, weights_in
@@ -24,6 +24,7 @@ from smtrain.core.model.hf_tokenizer import end_of_document, eos_fault, vocabula
 from smtrain.core.model.remedies import dequantize, folder_misfit, missing_shards, unreadable_quantization
 from smtrain.core.model.text_part import is_multimodal, text_part
 from smtrain.core.protocol.container import PREPARED_FORMAT
+from smtrain.core.protocol.prepared import manifest_damage
 from smtrain.core.protocol.uris import is_mounted, objects_at, split_uri
 from smtrain.core.text import with_article
 
@@ -102,7 +103,7 @@ def model_folder(folder: Path) -> Iterator[Finding]:
         yield Finding("model", "fault", folder_misfit(names, folder) or none)
         return
     try:
-        described = json.loads((folder / "config.json").read_text("utf-8"))
+        described = read_value(folder / "config.json")
         if not isinstance(described, dict):
             raise ValueError("it is not a JSON object")
         shape = normalise(described).shape
@@ -149,11 +150,14 @@ def data(context: Context) -> Iterator[Finding]:
             remedy,
         )
         return
+    if damage := manifest_damage(manifest):
+        yield Finding("data", "fault", f"{uri}/manifest.json is damaged ({damage})", remedy)
+        return
     faults = list(_mismatches(context, manifest))
     sizes = _sizes_in(context, uri)
     for name, row in manifest.get("files", {}).items():
-        if sizes.get(name) != row["bytes"]:
-            faults.append(f"{uri} is not whole: {name} has {sizes.get(name, 'no')} bytes, not {row['bytes']}")
+        if sizes.get(name) != row.get("bytes"):
+            faults.append(f"{uri} is not whole: {name} has {sizes.get(name, 'no')} bytes, not {row.get('bytes')}")
     for fault in faults:
         yield Finding("data", "fault", fault, remedy)
     if not faults:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import textwrap
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from smtrain.core.errors import ConfigError
 from smtrain.core.facts import instance
 from smtrain.core.facts.names import positions
 from smtrain.core.facts.trainium2 import torus_chip
+from smtrain.core.files import read_object
 from smtrain.core.model.hf_config import positions_named
 
 HERE = "here"
@@ -115,7 +115,7 @@ def name_of(model: str) -> str:
 def _positions(model: str) -> int:
     """The longest sequence of a local or published model; unlimited if unknown."""
     try:
-        described = json.loads((Path(model).expanduser() / "config.json").read_text("utf-8"))
+        described = read_object(Path(model).expanduser() / "config.json")
         return positions_named(described) or 1 << 30
     except (OSError, ValueError, AttributeError):
         return 512 if model.startswith("demo://") else positions(model) or 1 << 30

@@ -6,7 +6,6 @@ that a folder switches on are switched off (`settle`), and reported.
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.core.errors import SmtrainError
+from smtrain.core.files import read_object, read_value
 from smtrain.core.model.families import ModelShape
 from smtrain.core.model.text_part import text_part
 
@@ -68,7 +68,7 @@ def _loaded(folder: Path) -> Any:
 
 def _said(folder: Path) -> dict[str, Any]:
     path = folder / "tokenizer_config.json"
-    said = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    said = read_value(path) if path.is_file() else {}
     return said if isinstance(said, dict) else {}
 
 
@@ -135,11 +135,11 @@ def vocab_in(folder: Path) -> dict[str, int]:
     """Tokens and ids from the JSON files of a folder; empty if they have another format, or are damaged."""
     try:
         if (folder / "tokenizer.json").is_file():
-            about = json.loads((folder / "tokenizer.json").read_text("utf-8"))
+            about = read_object(folder / "tokenizer.json")
             listed = about["model"]["vocab"]
             vocab = dict(listed) if isinstance(listed, dict) else {entry[0]: i for i, entry in enumerate(listed)}
             return vocab | {token["content"]: token["id"] for token in about.get("added_tokens") or ()}
-        return dict(json.loads((folder / "vocab.json").read_text("utf-8")))
+        return dict(read_object(folder / "vocab.json"))
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         return {}
 

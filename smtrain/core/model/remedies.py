@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from smtrain.core.files import opened
 from smtrain.core.model.text_part import text_part
 
 HEAD = 512
@@ -86,7 +87,7 @@ def file_misfit(path: Path) -> str | None:
     """`misfit` of a local file, as a sentence with its path; None also if the file does not exist."""
     try:
         size = path.stat().st_size
-        with path.open("rb") as file:
+        with opened(path) as file:
             fault = misfit(path.name, file.read(HEAD), size)
     except OSError:
         return None

@@ -17,8 +17,8 @@ from typing import Any
 
 from boto3.s3.transfer import TransferConfig
 
+from smtrain.core.files import opened
 from smtrain.core.protocol.uris import split_uri
-from smtrain.plane.files import opened
 
 TRANSFER = TransferConfig(max_concurrency=4)
 """Server and transfers share this machine: more parts at once are no faster, and each is held in memory."""

@@ -14,8 +14,9 @@ from pathlib import Path
 from queue import Queue
 from typing import Any
 
+from smtrain.core.files import opened
 from smtrain.plane.client import REGION, Endpoint, server_environment
-from smtrain.plane.files import opened, remove, within
+from smtrain.plane.files import remove, within
 from smtrain.plane.server import artifacts, pools, processes
 from smtrain.plane.server.channels import Channel, describe_inputs
 from smtrain.plane.server.faults import OWN_CLIENT

@@ -14,8 +14,7 @@ from botocore.validate import ParamValidator
 
 from smtrain.core.botocore_models import described
 from smtrain.core.facts.sagemaker import ENDED
-from smtrain.core.files import write_atomically
-from smtrain.plane.files import opened
+from smtrain.core.files import opened, write_atomically
 from smtrain.plane.server import disk_reserve
 from smtrain.plane.server.artifacts import uri_of
 

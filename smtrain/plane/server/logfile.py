@@ -12,7 +12,7 @@ from json.encoder import encode_basestring_ascii
 from pathlib import Path
 from typing import NamedTuple
 
-from smtrain.plane.files import opened
+from smtrain.core.files import opened
 
 BLOCK_BYTES = 1 << 16
 ROW_BYTES = 2 << 20

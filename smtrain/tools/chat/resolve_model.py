@@ -17,7 +17,7 @@ from smtrain.client.jobs.copies import StoreCopy
 from smtrain.core.config.pai import OSS
 from smtrain.core.errors import CheckpointError, JobError
 from smtrain.core.facts.sagemaker import TargetName
-from smtrain.core.files import home
+from smtrain.core.files import home, read_value
 from smtrain.core.model.hf_folder import folder_of, tokenizer_in
 from smtrain.core.model.hf_folder import weights_in as first_of_weights
 from smtrain.core.model.remedies import HEAD, broken_link, file_kind, file_misfit, folder_misfit, misfit, missing_shards
@@ -243,7 +243,7 @@ def _has_weights(folder: Path) -> bool:
 
 def _json(file: Path) -> dict[str, Any]:
     try:
-        content = json.loads(file.read_text("utf-8"))
+        content = read_value(file)
     except (OSError, ValueError):
         why = file_misfit(file) or f"{file} cannot be read as JSON; mend it there, or copy this file again"
         raise CheckpointError(why) from None

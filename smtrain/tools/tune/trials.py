@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.extras import missing
-from smtrain.core.files import write_atomically
+from smtrain.core.files import read_object, write_atomically
 from smtrain.core.text import aligned
 from smtrain.tools.tune.space import Axis, Values
 
@@ -119,7 +119,7 @@ class TuningRecord:
     def read(self) -> list[Trial]:
         """The trials of earlier calls. Raises `JobError` for a damaged file."""
         try:
-            content = json.loads(self.path.read_text("utf-8"))
+            content = read_object(self.path)
             if (content["format"], content["version"]) != (FORMAT, VERSION):
                 raise ValueError("it is from another version")
             return [

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smtrain.core.errors import CheckpointError, first_line
-from smtrain.core.files import sync_folder, write_atomically
+from smtrain.core.files import read_whole, sync_folder, write_atomically
 from smtrain.core.model.families import ModelShape
 from smtrain.core.model.footprint import PRECISIONS, Precision, is_loss_scale
 from smtrain.core.model.layout import Layout
@@ -119,7 +119,7 @@ class Manifest:
         """Read a checkpoint's manifest; raises `CheckpointError` if this version cannot."""
         path = checkpoint / NAME
         try:
-            text = path.read_text()
+            text = read_whole(path)
         except FileNotFoundError:
             raise CheckpointError(
                 f"{checkpoint} has no {NAME}: the checkpoint was never completed, take another",

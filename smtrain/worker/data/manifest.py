@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.core.errors import DataError, first_line
-from smtrain.core.files import write_atomically
+from smtrain.core.files import read_object, write_atomically
 from smtrain.core.protocol.container import PREPARED_FORMAT
+from smtrain.core.protocol.prepared import manifest_damage
 from smtrain.worker.data.checksums import SUFFIX
 
 NAME = "manifest.json"
@@ -154,7 +155,7 @@ class DatasetManifest:
         """Raises DataError if `folder` is not a prepared dataset, or has another format version."""
         path = folder / NAME
         try:
-            fields = json.loads(path.read_text(encoding="utf-8"))
+            fields = read_object(path)
         except FileNotFoundError:
             raise DataError(
                 f"{folder} is not a prepared dataset (it has no {NAME}); run the prepare stage and give its output.",
@@ -162,7 +163,7 @@ class DatasetManifest:
             ) from None
         except (OSError, ValueError) as error:
             raise DataError(f"{path} cannot be read ({first_line(error)}); prepare the data again.") from error
-        version = fields.get("format_version") if isinstance(fields, dict) else None
+        version = fields.get("format_version")
         if version != PREPARED_FORMAT:
             raise DataError(
                 f"{path} has format_version {version} and this smtrain reads {PREPARED_FORMAT}; prepare the data again."
@@ -173,4 +174,6 @@ class DatasetManifest:
         }
         if missing := sorted(needed - fields.keys()):
             raise DataError(f"{path} lacks {', '.join(missing)}; prepare the data again.")
+        if damage := manifest_damage(fields):
+            raise DataError(f"{path} is damaged ({damage}); prepare the data again.")
         return cls(**{f.name: fields[f.name] for f in known if f.name in fields})

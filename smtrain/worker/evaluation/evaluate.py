@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.core.errors import DataError
+from smtrain.core.files import read_object
 from smtrain.core.model.hf_tokenizer import vocab_in, vocabulary_fault, vocabulary_of
 from smtrain.worker.checkpoint.huggingface.folder import refuse_renamed
 from smtrain.worker.checkpoint.merge import refuse_other_base
@@ -96,7 +97,7 @@ def joined(parts: Iterable[Measured]) -> Measured:
 def _refuse_unknown_ids(folder: Path) -> None:
     """Raise `DataError` if the tokenizer of a folder has ids that its model lacks."""
     try:
-        described = json.loads((folder / "config.json").read_text("utf-8"))
+        described = read_object(folder / "config.json")
     except ValueError:
         return  # loading the model reports it
     if fault := vocabulary_fault(vocab_in(folder), vocabulary_of(described)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import tempfile
@@ -17,6 +16,7 @@ from smtrain.core.benchmarks import benchmark_of, benchmarks_in, code_fault, for
 from smtrain.core.doing import doing
 from smtrain.core.errors import ConfigError, DataError, SmtrainError, first_line
 from smtrain.core.extras import collector_paused, missing, present
+from smtrain.core.files import read_object
 from smtrain.core.near import nearest
 from smtrain.worker.evaluation.libraries import (
     HarnessProgress,
@@ -293,7 +293,7 @@ def versions() -> dict[str, str]:
 def _is_multimodal(folder: Path) -> bool:
     from smtrain.core.model.text_part import is_multimodal
 
-    return is_multimodal(json.loads((folder / "config.json").read_text("utf-8")))
+    return is_multimodal(read_object(folder / "config.json"))
 
 
 def _tokenizer(folder: Path) -> Any:
@@ -303,7 +303,7 @@ def _tokenizer(folder: Path) -> Any:
     """
     from smtrain.core.model import hf_tokenizer
 
-    described = json.loads((folder / "config.json").read_text("utf-8"))
+    described = read_object(folder / "config.json")
     tokenizer = hf_tokenizer.load(folder)
     if fault := hf_tokenizer.vocabulary_fault(tokenizer.get_vocab(), hf_tokenizer.vocabulary_of(described)):
         raise DataError(f"{folder}: {fault}.")

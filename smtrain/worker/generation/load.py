@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from smtrain.core.errors import CheckpointError, SmtrainError, first_line
 from smtrain.core.extras import missing
+from smtrain.core.files import read_value
 from smtrain.core.model import hf_tokenizer
 from smtrain.core.model.families import FAMILIES
 from smtrain.core.model.hf_config import normalise
@@ -89,7 +89,7 @@ def load(folder: Path, *, adapter: Path | None = None) -> Loaded:
             f"{folder} is not a folder; give the Hugging Face folder that export wrote.", code="checkpoint.missing"
         )
     try:
-        described = json.loads((folder / "config.json").read_text("utf-8"))
+        described = read_value(folder / "config.json")
         known = isinstance(described, dict) and text_part(described).get("model_type") in FAMILIES
         normal = normalise(described) if known else None
         source = HFSource(folder) if known and unreadable_quantization(described) is None else None
@@ -126,7 +126,7 @@ def named_ends(folder: Path) -> GenerationConfig | None:
     file = folder / GENERATION
     if not file.is_file():
         return None
-    settings = json.loads(file.read_text("utf-8"))
+    settings = read_value(file)
     if not isinstance(settings, dict):
         raise ValueError(f"{GENERATION} holds {type(settings).__name__}, no JSON object")
     return only_ids(settings)
@@ -180,7 +180,8 @@ def not_loaded(folder: Path, error: BaseException) -> str:
         if fault := file_misfit(file):
             return f"{fault}."
         try:
-            json.loads(file.read_text("utf-8") if file.is_file() else "{}")
+            if file.exists():
+                read_value(file)
         except (OSError, ValueError) as broken:
             return f"{file} is not JSON ({first_line(broken)}); mend it there, or copy this file again."
     if not (folder / "config.json").is_file():

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from smtrain.core.errors import CheckpointError
+from smtrain.core.files import read_object
 from smtrain.core.machine import memory_here
 from smtrain.core.model.footprint import CONTEXT, GIB, PROCESS, cache_of
 
@@ -52,10 +52,9 @@ def weights_in(folder: Path) -> float:
 def described_in(folder: Path) -> dict[str, Any]:
     """The contents of config.json; {} if it cannot be read, because loading reports that better."""
     try:
-        described = json.loads((folder / "config.json").read_text("utf-8"))
+        return read_object(folder / "config.json")
     except (OSError, ValueError):
         return {}
-    return described if isinstance(described, dict) else {}
 
 
 def refuse_too_large(

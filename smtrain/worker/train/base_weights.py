@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from smtrain.core.config import JobConfig
 from smtrain.core.errors import CheckpointError
-from smtrain.core.files import write_atomically
+from smtrain.core.files import read_object, write_atomically
 from smtrain.core.machine import cores_here
 from smtrain.worker.checkpoint.checksum import crc32
 from smtrain.worker.checkpoint.sources import WeightSource
@@ -97,7 +97,7 @@ def _read(path: Path) -> dict[str, int]:
     if not path.is_file():
         return {}
     try:
-        record = json.loads(path.read_bytes())
+        record = read_object(path)
         if record["sum"] == _sum(record["crc32"]):
             return {name: int(crc, 16) for name, crc in record["crc32"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 from importlib import metadata
 from pathlib import Path
@@ -15,6 +14,7 @@ from smtrain.core.config import JobConfig
 from smtrain.core.config.machine_defaults import settled
 from smtrain.core.config.units import counted
 from smtrain.core.errors import CheckpointError, SmtrainError
+from smtrain.core.files import read_object
 from smtrain.core.model.extension import described_rope
 from smtrain.core.model.families import ModelShape
 from smtrain.core.model.text_part import text_part
@@ -57,7 +57,7 @@ def start(config: JobConfig, container: Container) -> None:
     stop = StopRequest()  # first: a SIGTERM from now on must not end this rank alone
     stall = StallWatch(config.train.stall_minutes, lambda message: fail(container, message))
     gather, records = join(config)
-    whole = json.loads((container.channel("model") / "config.json").read_text("utf-8"))
+    whole = read_object(container.channel("model") / "config.json")
     given, described = text_part(whole), text_part(config.extended(whole))
     shape = ModelShape.from_config(described)
     config = _settled(config, shape)

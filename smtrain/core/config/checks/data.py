@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from smtrain.core.config.yaml_file import read_settings
 from smtrain.core.errors import ConfigError, Sentence
 from smtrain.core.extras import MODULES, missing, present
 from smtrain.core.facts.sagemaker import TargetName
+from smtrain.core.files import read_value
 from smtrain.core.model.hf_folder import tokenizer_in
 from smtrain.core.near import near_path
 from smtrain.core.protocol.entrypoints import EXTRAS, data_needs
@@ -218,7 +218,7 @@ def _template(folder: Path) -> bool:
     if (folder / "chat_template.jinja").is_file():
         return True
     try:
-        settings = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
+        settings = read_value(folder / "tokenizer_config.json")
     except (OSError, ValueError):
         return False
     return bool(isinstance(settings, dict) and settings.get("chat_template"))

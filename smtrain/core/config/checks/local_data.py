@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import hashlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,9 @@ from typing import Any
 from smtrain.core.config.checks.rule import Fault
 from smtrain.core.config.schema import LANGUAGE_CHANNEL, JobConfig, other_inputs
 from smtrain.core.config.textfiles import choose_in, compression, encoding_like, encoding_remedy, kind, matches
+from smtrain.core.files import read_object
 from smtrain.core.protocol.container import PREPARED_FORMAT
+from smtrain.core.protocol.prepared import manifest_damage
 
 _HEAD = 1 << 16
 _MAGIC = {
@@ -126,11 +127,14 @@ def _binary(file: Path, encoding: str | None = None) -> bool:
 
 def _prepared_faults(config: JobConfig, folder: Path, described: dict[str, Any] | None) -> Iterator[Fault]:
     try:
-        manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
-    except ValueError:
-        manifest = None
-    if not isinstance(manifest, dict) or manifest.get("format_version") != PREPARED_FORMAT:
+        manifest = read_object(folder / "manifest.json")
+    except (OSError, ValueError):
+        manifest = {}
+    if manifest.get("format_version") != PREPARED_FORMAT:
         yield {"data.prepared"}, f"data.prepared: {folder} is not a dataset that this smtrain reads; prepare it again"
+        return
+    if damage := manifest_damage(manifest):
+        yield {"data.prepared"}, f"data.prepared: {folder}/manifest.json is damaged ({damage}); prepare the text again"
         return
     if config.train.validation and not manifest.get("validation"):
         yield (

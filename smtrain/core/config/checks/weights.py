@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +17,7 @@ from smtrain.core.config.schema import JobConfig
 from smtrain.core.config.training import RopeSection
 from smtrain.core.errors import ConfigError, Sentence, SmtrainError, first_line
 from smtrain.core.facts.names import is_gated, positions
+from smtrain.core.files import read_value
 from smtrain.core.model.extension import longer, positions_after
 from smtrain.core.model.families import ModelShape, megatron_lack
 from smtrain.core.model.hf_config import normalise, positions_named
@@ -245,7 +245,7 @@ def _read_config(folder: Path, store: str) -> tuple[dict[str, Any], str]:
     if misfit := file_misfit(file):
         return {}, misfit
     try:
-        described = json.loads(file.read_text("utf-8"))
+        described = read_value(file)
     except (OSError, ValueError) as error:
         return {}, f"{file} cannot be read ({first_line(error)}); mend it there, or copy this one file again"
     if not isinstance(described, dict):

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from smtrain.core.errors import DataError
-from smtrain.core.files import write_atomically
+from smtrain.core.files import read_object, write_atomically
 from smtrain.worker.data.checksums import Rolling
 from smtrain.worker.data.manifest import NAME, PREFIX, DatasetManifest, files_of
 from smtrain.worker.data.prepare.part_uploads import PartUploads, StoppedError
@@ -94,7 +94,7 @@ class Journal:
     def marks(self, settings: str) -> Iterator[dict[str, Any]]:
         """The marks of runs with the same settings, the last one here and then those in the parts, newest first."""
         with suppress(OSError, ValueError):
-            record: dict[str, Any] = json.loads((self.folder / _JOURNAL).read_text("utf-8"))
+            record: dict[str, Any] = read_object(self.folder / _JOURNAL)
             if record.get("settings") == settings:
                 yield record
         if self.parts:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from smtrain.core.errors import DataError, first_line
+from smtrain.core.files import read_value
 from smtrain.core.model import hf_tokenizer
 from smtrain.core.model.hf_folder import tokenizer_in
 from smtrain.core.model.hf_tokenizer import Say
@@ -141,7 +141,7 @@ def _json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_value(path)
     except (OSError, ValueError) as error:
         raise DataError(f"{path} is not JSON ({error}); copy the model's again.") from error
     return content if isinstance(content, dict) else {}

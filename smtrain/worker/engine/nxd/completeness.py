@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.core.errors import CheckpointError
-from smtrain.core.files import write_atomically
+from smtrain.core.files import read_object, write_atomically
 from smtrain.worker.checkpoint.manifest import DIGEST, digest_of, renamed
 
 NAME = "smtrain.json"
@@ -26,7 +26,7 @@ _RANKS = re.compile(r"dp_rank_(\d+)_tp_rank_(\d+)_pp_rank_(\d+)")
 def read(checkpoint: Path) -> dict[str, Any] | str:
     """The record of a checkpoint, or the reason that it is missing."""
     try:
-        record = json.loads((checkpoint / NAME).read_text("utf-8"))
+        record = read_object(checkpoint / NAME)
     except FileNotFoundError:
         return f"it has no {NAME}, so it was never completed"
     except (OSError, ValueError) as error:
