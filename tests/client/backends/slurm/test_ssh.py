@@ -157,6 +157,10 @@ def test_an_upload_whose_connection_breaks_goes_on_and_is_whole(
     assert {name for name in left if ".part" not in name} == {"large", "small", "config.json"}
     copying.send(Head("head"), str(shared), f"{shared}/inputs/text/0123", files, said.append)
     assert "copying" not in said[-1]  # the second time there is nothing to copy
+    with (shared / "inputs/text/0123/large").open("r+b") as changed:
+        changed.write(bytes(16))
+    copying.send(Head("head"), str(shared), f"{shared}/inputs/text/0123", files[:1], said.append)
+    assert (shared / "inputs/text/0123/large").read_bytes() == (tmp_path / "laptop/large").read_bytes()
 
 
 def without_rsync(tmp_path: Path) -> str:
