@@ -254,8 +254,8 @@ def run(folder: Path, text: Path, count: int, options: argparse.Namespace) -> Ho
         watcher.join()
     about = job.describe()
     seen.seconds = (about["TrainingEndTime"] - about["TrainingStartTime"]).total_seconds()
+    from smtrain.client.backends.checksums import sha256_of
     from smtrain.client.jobs.results import download
-    from smtrain.client.launch.inputs import file_sha256
     from smtrain.worker.data.manifest import DatasetManifest
 
     out = folder / f"out-{text.name}-{count}"
@@ -263,7 +263,7 @@ def run(folder: Path, text: Path, count: int, options: argparse.Namespace) -> Ho
     manifest = DatasetManifest.load(out)
     digest = hashlib.sha256(json.dumps(manifest.files, sort_keys=True).encode())
     for path in sorted(out.glob("tokens*")):
-        digest.update(file_sha256(path).encode())
+        digest.update(sha256_of(path).encode())
     seen.digest = digest.hexdigest()
     seen.shard = max(path.stat().st_size for path in out.glob("tokens*.bin"))
     shutil.rmtree(out)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 from botocore.awsrequest import AWSResponse
+from botocore.compat import HTTPHeaders
 
 from smtrain.client.backends.sagemaker import s3
 from smtrain.client.backends.sagemaker.s3 import owner, send
@@ -288,7 +289,7 @@ def test_an_etag_that_is_no_md5_is_replaced_by_the_checksum_of_the_upload(
 
     def answer(model: Any, params: dict[str, Any], **_: Any) -> tuple[Any, dict[str, Any]]:
         assert params["headers"]["x-amz-checksum-mode"] == "ENABLED"
-        return AWSResponse("", 200, {}, None), {"ChecksumSHA256": kept}
+        return AWSResponse("", 200, HTTPHeaders(), None), {"ChecksumSHA256": kept}
 
     target.s3.meta.events.register("before-call.s3.HeadObject", answer)
     request.addfinalizer(lambda: target.s3.meta.events.unregister("before-call.s3.HeadObject", answer))
