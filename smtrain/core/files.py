@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 from smtrain.core.errors import Code, Sentence, SmtrainError
+from smtrain.core.text import with_article
 
 _SAYS = {
     errno.ENOSPC: "no space left on {place}: free some, then run the same command again",
@@ -117,7 +118,7 @@ def read_object(path: Path, most: int = MOST_JSON) -> dict[str, Any]:
     """The object in a JSON file, as `read_value`; raises ValueError for another value."""
     value = read_value(path, most)
     if not isinstance(value, dict):
-        raise ValueError(f"it holds {type(value).__name__}, no JSON object")
+        raise ValueError(f"it holds {with_article(type(value).__name__)}, no JSON object")
     return value
 
 

@@ -77,8 +77,8 @@ def test_paths_are_those_of_the_config_wherever_it_lies(
         ("hf://org/unheard-of", "ml.trn1.32xlarge", "! model.path: the shape of hf://org/unheard-of is not known here"),
         (
             "hf://org/Llama-3.1-8B",
-            "ml.g5.48xlarge",
-            "does not fit on 1 x ml.g5.48xlarge; train.adapter, with LoRA, does",
+            "ml.g5.12xlarge",
+            "does not fit on 1 x ml.g5.12xlarge; train.adapter, with LoRA, does",
         ),
     ],
 )

@@ -22,6 +22,7 @@ from smtrain.core.model.hf_folder import OTHER_TOKENIZERS, tokenizer_in
 from smtrain.core.model.remedies import file_misfit, unreadable_quantization
 from smtrain.core.model.text_part import is_multimodal, text_part
 from smtrain.core.model.transformers_build import check_model, transformers_config
+from smtrain.core.text import with_article
 from smtrain.worker.checkpoint.huggingface.folder import HFSource
 from smtrain.worker.checkpoint.merge import refuse_other_base
 
@@ -128,7 +129,7 @@ def named_ends(folder: Path) -> GenerationConfig | None:
         return None
     settings = read_value(file)
     if not isinstance(settings, dict):
-        raise ValueError(f"{GENERATION} holds {type(settings).__name__}, no JSON object")
+        raise ValueError(f"{GENERATION} holds {with_article(type(settings).__name__)}, no JSON object")
     return only_ids(settings)
 
 

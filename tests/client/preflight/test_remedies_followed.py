@@ -257,6 +257,12 @@ CASES = [
     ),
     case(
         "data",
+        both(PREPARED, stored("data", {**GOOD, "manifest.json": {**MANIFEST, "documents": "many"}})),
+        "manifest.json is damaged (documents: ",
+        ("prepare the text again", stored("data", GOOD)),
+    ),
+    case(
+        "data",
         both(PREPARED, stored("data", {**GOOD, "tokens.bin": b"abc"})),
         "has 3 bytes, not 4",
         ("prepare the text again", stored("data", GOOD)),

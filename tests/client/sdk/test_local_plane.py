@@ -76,7 +76,8 @@ def test_what_the_job_reads_is_uploaded_when_it_is_started(prepared: dict[str, A
     uris = {c["ChannelName"]: c["DataSource"]["S3DataSource"]["S3Uri"] for c in request["InputDataConfig"]}
     assert not list_objects(target, uris["config"])
     start(sdk_job)
-    assert [item["Key"].rpartition("/")[2] for item in list_objects(target, uris["config"])] == ["config.json"]
+    names = [item["Key"].rpartition("/")[2] for item in list_objects(target, uris["config"])]
+    assert names == ["config.json", "uploads.json"]
     code = [item["Key"].rpartition("/code/")[2] for item in list_objects(target, uris["code"])]
     # Another job's image may lack wheels, which lie with the same code.
     assert [name.partition("/")[2] for name in code if "/wheels/" not in name] == ["bundle.tar.gz"]

@@ -528,7 +528,10 @@ TRAIN = (
     ),
     case(
         "local",
-        both(prepared(validation={"samples": 1}), {"train.validation": {"fraction": 0.1}}),
+        both(
+            prepared(validation={"prefix": "validation", "documents": 1, "tokens": 9}),
+            {"train.validation": {"fraction": 0.1}},
+        ),
         "is prepared already",
         ("leave fraction out", {"train.validation.fraction": OUT}),
     ),
@@ -539,7 +542,10 @@ TRAIN = (
         (
             "leave fraction out; if it has no held-out part (manifest.json says so), first prepare it again with "
             "--validation-fraction",
-            both({"train.validation.fraction": OUT}, prepared(validation={"samples": 1})),
+            both(
+                {"train.validation.fraction": OUT},
+                prepared(validation={"prefix": "validation", "documents": 1, "tokens": 9}),
+            ),
         ),
         more=True,
     ),
@@ -1030,6 +1036,7 @@ DATA = (
             ({"objective": "sft"}, "was prepared for train.objective: sft", "prepare the text again"),
             ({"seq_len": 64}, "was prepared for sequences of 64", "prepare the text again"),
             ({"samples": 0}, "does not hold one whole sample", "prepare the text again"),
+            ({"documents": "many"}, "manifest.json is damaged (documents: ", "prepare the text again"),
             ({"vocab_size": 1024}, "has token ids up to 1023", "prepare the text again"),
             ({"tokenizer_sha256": "0" * 64}, "another tokenizer than the model's", "prepare the text again"),
             ({"files": {"tokens.bin": {"bytes": 5}}}, "has 4 bytes, not 5", "copy it again"),
@@ -1039,7 +1046,7 @@ DATA = (
         "local",
         both(prepared(), {"train.validation": {"keep_best": True}}),
         "was prepared without a held-out part",
-        ("prepare the text again", prepared(validation={"samples": 1})),
+        ("prepare the text again", prepared(validation={"prefix": "validation", "documents": 1, "tokens": 9})),
         ("or leave train.validation out", {"train.validation": OUT}),
     ),
 )

@@ -15,6 +15,7 @@ import pytest
 
 from smtrain.core.errors import DataError
 from smtrain.worker.data.read.hub import HubName, patiently
+from smtrain.worker.data.read.object_store import StorageError
 from tests.client.launch.hub import COMMIT, Hub
 
 ROOT = Path(__file__).parents[3]
@@ -185,6 +186,6 @@ def test_a_busy_hub_is_asked_again_when_it_says_and_a_refusal_ends_it(monkeypatc
     with pytest.raises(DataError, match=r"^hf://a/b cannot be read \(the hub said 403\)"):
         patiently("hf://a/b", ask)
     answers[:] = [AnsweredError(500)] * 50
-    with pytest.raises(DataError, match="the hub said 500"):
+    with pytest.raises(StorageError, match="the hub said 500"):
         patiently("hf://a/b", ask)
     assert len(waited) < 20

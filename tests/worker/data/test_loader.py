@@ -186,7 +186,11 @@ def test_what_is_no_prepared_dataset_is_refused(tmp_path: Path) -> None:
     (folder / "tokens.bin").unlink()
     with pytest.raises(DataError, match=r"tokens\.bin cannot be read"):
         load(folder, 2)
-    for content, words in [("{", "cannot be read"), ("[]", "format_version None"), ('{"format_version": 9}', "9")]:
+    for content, words in [
+        ("{", "cannot be read"),
+        ("[]", "holds a list"),
+        ('{"format_version": 9}', "9"),
+    ]:
         (folder / "manifest.json").write_text(content)
         with pytest.raises(DataError, match=words):
             load(folder, 2)
