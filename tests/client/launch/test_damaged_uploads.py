@@ -88,7 +88,7 @@ def test_lacking_longer_and_no_lists(uploads: Any, tmp_path: Path) -> None:
     assert uploads.damage(ml) is None, "a launch of an earlier version wrote none"
 
 
-@pytest.mark.slow
+@pytest.mark.full  # the gate compares every kind of upload above, without the job
 def test_a_job_reads_no_changed_upload_and_the_next_launch_sends_it_again(
     local_home: Path, trained_inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
