@@ -69,6 +69,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def _stream(self) -> None:
         """One event, and the other after a request for /v1/go; `?forever`: no other, and LEFT when the caller left."""
+        for _ in self._body():  # else what is left of it looks like a caller that stays
+            pass
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
