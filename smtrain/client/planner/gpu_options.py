@@ -31,6 +31,8 @@ class GpuOptions:
     """The two options of a plan, and what each value costs."""
 
     compile: bool
+    compile_measured: bool
+    """False for mixtures of experts, which compile only if the config says so."""
     compile_earns_from: int | None
     """The number of steps from which compiling saves more than it takes; None: never."""
     compiled: RunPrice
@@ -56,6 +58,7 @@ class GpuOptions:
 
         return cls(
             compile=work.compiled,
+            compile_measured=work.shape.experts is None,
             compile_earns_from=earns_from(work, machine, mesh),
             compiled=run(replace(work, compiled=True)),
             uncompiled=run(replace(work, compiled=False)),
@@ -68,6 +71,8 @@ class GpuOptions:
         """The options as two lines of a plan."""
         now, other = (self.compiled, self.uncompiled) if self.compile else (self.uncompiled, self.compiled)
         pays = "never pays" if self.compile_earns_from is None else f"pays from {self.compile_earns_from:,} steps on"
+        if not self.compile_measured:
+            pays += ", not measured with experts: train.compile: true tries it"
         value, without = ("on", "without") if self.compile else ("off", "with it")
         each = [("not deterministic", self.other_bits), ("deterministic", self.same_bits)]
         bits = "; ".join(f"{name}: {run}" for name, run in (reversed(each) if self.deterministic else each))
@@ -77,16 +82,14 @@ class GpuOptions:
         ]
 
 
-def compile_gain(work: Work, machine: Machine, mesh: Mesh) -> float | None:
-    """Time of a step without compilation divided by that with it; None if the chip's kernels are not known."""
-    if kernels_of(replace(machine, count=1)) is None:
-        return None
+def step_seconds(work: Work, machine: Machine, mesh: Mesh) -> tuple[float, float]:
+    """Seconds of a step without and with compilation."""
     slow, fast = (step_time(replace(work, compiled=on), machine, mesh).total for on in (False, True))
-    return slow / fast
+    return slow, fast
 
 
 def earns_from(work: Work, machine: Machine, mesh: Mesh) -> int | None:
     """Steps after which compiling has saved the seconds that it takes; None if it saves nothing."""
-    slow, fast = (step_time(replace(work, compiled=on), machine, mesh).total for on in (False, True))
+    slow, fast = step_seconds(work, machine, mesh)
     steps = COMPILE_SECONDS / (slow - fast) if slow > fast else inf
     return None if steps == inf else ceil(steps)

@@ -19,8 +19,6 @@ COMPILE_SECONDS = 10.0
 COMPILE_GAIN = 1.16
 """Time of a step without compilation divided by that with it: the least of the measured 1.16 to 1.25."""
 _STEP_SECONDS = 0.5  # of a step whose time no plan knows: micro-batches of 4 x 4,096 tokens of a 1B model took 0.4
-_WHOLE, _LONG, _APART = 1.62, 2.25, 1.35  # time of attention in deterministic kernels, 1: in the fastest ones
-_LONG_ROW = 8192
 
 
 def kind_of(config: JobConfig) -> Kind:
@@ -52,15 +50,6 @@ def compiles(
 def is_deterministic(train: Train, kind: Kind) -> bool:
     """Whether kernels give the same bits each time: `train.deterministic`, else on devices that do so for free."""
     return kind != "gpu" if train.deterministic is None else train.deterministic
-
-
-def deterministic_price(attention: float, seq_len: int, *, apart: bool) -> float:
-    """Time of a step with deterministic kernels on a GPU, divided by that without them.
-
-    `attention` is the share of the latter that attention takes; `apart`: rows hold several samples or documents.
-    """
-    ratio = _APART if apart else _WHOLE if seq_len < _LONG_ROW else _LONG
-    return 1 + attention * (ratio - 1)
 
 
 def settled(

@@ -159,6 +159,17 @@ def test_a_plan_shows_both_prices_of_compiling_and_of_the_same_bits() -> None:
     assert plan.to_dict()["gpu_options"]["same_bits"]["dollars"] == options.same_bits.dollars
 
 
+def test_a_plan_of_experts_says_why_they_are_not_compiled() -> None:
+    raw = {
+        "model": {"path": "s3://models/gpt-oss-20b"}, "data": {"prepared": "s3://texts/t/"},
+        "train": {"steps": 1000, "seq_len": 4096, "global_batch_size": 64},
+        "compute": {"instance_type": "ml.p5.48xlarge", "region": "us-east-1"},
+    }  # fmt: skip
+    line = next(li for li in str(smtrain.plan(smtrain.load_config(raw, target="aws"))).splitlines() if "compile " in li)
+    assert line.startswith("compile     off")
+    assert line.endswith(" steps on, not measured with experts: train.compile: true tries it")
+
+
 def test_a_run_too_short_to_earn_the_compilation_is_not_compiled() -> None:
     long = prices(1000).gpu_options
     assert long is not None

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import smtrain
-from smtrain.core.config.machine_defaults import compiles, deterministic_price, is_deterministic, kind_of, settled
+from smtrain.core.config.machine_defaults import compiles, is_deterministic, kind_of, settled
 from smtrain.core.config.training import Train
 
 
@@ -42,15 +42,6 @@ def test_a_run_on_gpus_compiles_if_it_earns_the_seconds(
 )
 def test_the_same_bits_are_the_default_if_they_are_free(given: bool | None, kind: Any, wanted: bool) -> None:
     assert is_deterministic(Train(deterministic=given), kind) is wanted
-
-
-def test_the_price_of_the_same_bits_is_the_measured_one() -> None:
-    # Llama 1B on one H200 (milliseconds of a micro-batch of 4 x 4,096): 376 with deterministic kernels, 352 without,
-    # of which attention took 42.
-    assert deterministic_price(42 / 352, 4096, apart=False) == pytest.approx(376 / 352, rel=0.01)
-    # Four of its layers, a whole row of 32,768: 111,687 tokens/s without, 69,317 with. A layer's attention takes 35.5
-    # of 293 / 4 ms.
-    assert deterministic_price(4 * 35.5 / 293.4, 32768, apart=False) == pytest.approx(111_687 / 69_317, rel=0.01)
 
 
 def test_a_config_for_other_machines_stays_as_it_is() -> None:
