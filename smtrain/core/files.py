@@ -78,6 +78,22 @@ def replacing(path: Path, *, mode: int = 0o666, sync: bool = True) -> Iterator[I
         sync_folder(path.parent)
 
 
+def hold(path: Path) -> int | None:
+    """Make a file if needed, and hold it for this process until its descriptor, which is returned, is closed.
+
+    None if another process holds it, or removed it a moment before.
+    """
+    import fcntl  # only Unix has it
+
+    handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    with contextlib.suppress(OSError):
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(handle), path.stat()):
+            return handle
+    os.close(handle)
+    return None
+
+
 def write_atomically(path: Path, content: str | bytes, *, mode: int = 0o666, sync: bool = True) -> None:
     """Replace a file's content as `replacing` does; text is written as UTF-8."""
     with replacing(path, mode=mode, sync=sync) as handle:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import glob
 import hashlib
 import json
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from smtrain.core.doing import doing
 from smtrain.core.errors import ConfigError, DataError, first_line
 from smtrain.core.facts.sagemaker import TargetName
+from smtrain.core.files import hold
 from smtrain.core.near import near_path
 from smtrain.core.public import public
 from smtrain.core.text import Say
@@ -275,20 +275,12 @@ def _digest(settings: list[Any]) -> str:
 def _only_writer(file: Path) -> Iterator[None]:
     """Hold a file for this process until the block ends. Raises `DataError` if another process holds it."""
     path = file.with_name(f".{file.name}.lock")
-    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    if (lock := hold(path)) is None:
+        raise DataError(f"{file} is being written by another process; wait until it has ended")
     try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            is_held = path.exists() and os.path.samestat(os.fstat(lock), path.stat())
-        except OSError:
-            is_held = False
-        if not is_held:  # or its owner finished a moment before and removed it
-            raise DataError(f"{file} is being written by another process; wait until it has ended")
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
+        yield
     finally:
+        path.unlink(missing_ok=True)
         os.close(lock)
 
 

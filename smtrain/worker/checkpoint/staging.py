@@ -9,7 +9,6 @@ until after the last one; while it is there and the marker is not, the target is
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.core.errors import CheckpointError, first_line
-from smtrain.core.files import disk_sentence, sync_folder, write_atomically
+from smtrain.core.files import disk_sentence, hold, sync_folder, write_atomically
 from smtrain.worker.checkpoint.conversion_plan import written_by
 
 PARTIAL = ".partial"
@@ -54,15 +53,8 @@ class Staging:
             raise
 
     def _open(self) -> int:
-        path = self.folder / JOURNAL
-        handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.stat(path).st_ino == os.fstat(handle).st_ino:  # else its owner finished and removed it
-                return handle
-        except OSError:
-            pass
-        os.close(handle)
+        if (handle := hold(self.folder / JOURNAL)) is not None:
+            return handle
         raise CheckpointError(f"another process is writing to {self.target}; wait until it has ended.")
 
     @property
