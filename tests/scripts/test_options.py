@@ -18,6 +18,9 @@ SCRIPTS = ("setup", "packages", "nxd-environment", "slurm-packages", "lowest-env
 PYTHON = """#!/bin/sh
 case "$*" in
 *pytest*) echo "$(dirname "$0" | cut -d/ -f2 | sed s/^bin$/main/) $*" >>calls ;;
+*tests.parts\ files*) echo tests/one.py ;;
+*tests.parts\ environments*) echo extra s3 tf456 ;;
+*tests.parts\ green*) echo "$4" >>green ;;
 *tests.affected*) echo "affected $*" >>calls; echo tests/one.py ;;
 *coverage*) echo 50 ;;
 esac
@@ -124,3 +127,18 @@ def test_every_part_of_full_gets_the_options_and_tests_cannot_be_named(checkout:
     assert all(call[-2:] == ["-k", "docs"] for call in with_options)
     assert checkout.calls("--full", "tests/one.py") == []
     assert checkout.status == 2
+
+
+def test_a_part_of_full_runs_its_files_and_is_recorded_if_all_of_it_is_green(checkout: Checkout) -> None:
+    record = checkout.write("green", "")
+    suite, *others = checkout.calls("--full", "2/6")
+    assert (checkout.status, named_in(suite)) == (0, ["tests/one.py"])
+    assert len(others) == 3
+    assert record.read_text() == "2\n"
+    assert checkout.calls("--full", "2/6", "-k", "docs")
+    assert record.read_text() == "2\n"
+    assert checkout.calls("--full", "7/6") == []
+    assert checkout.status == 2
+    checkout.program(".venv/bin/mypy", "#!/bin/sh\nexit 1\n")
+    assert checkout.calls("--full", "2/6")
+    assert (checkout.status, record.read_text()) == (1, "2\n")
