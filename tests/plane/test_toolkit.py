@@ -83,7 +83,9 @@ dist.init_process_group("gloo")
 total = torch.ones(1) * (dist.get_rank() + 1)
 dist.all_reduce(total)
 open(os.environ["SM_MODEL_DIR"] + f"/rank-{dist.get_rank()}", "w").write(str(total.item()))
-print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], "on", os.environ["SM_CURRENT_HOST"], flush=True)
+# In one write: two ranks share the pipe, and Python is unbuffered here.
+rank, size, host = (os.environ[name] for name in ("RANK", "WORLD_SIZE", "SM_CURRENT_HOST"))
+print(f"rank {rank} of {size} on {host}\\n", end="", flush=True)
 """
 
 
