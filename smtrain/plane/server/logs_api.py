@@ -234,7 +234,8 @@ def stream_of(name: str, log: LogFile | None = None) -> JobStream:
     streams = backend.groups[LOG_GROUP].streams
     if name not in streams:
         streams[name] = JobStream(backend.groups[LOG_GROUP], name, log)
-    return streams[name]  # type: ignore[return-value]
+    stream: JobStream = streams[name]
+    return stream
 
 
 def forget(job_name: str) -> None:
