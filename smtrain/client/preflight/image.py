@@ -211,7 +211,7 @@ FIRST_HOURS_MS = 6 * 3600_000
 def libraries(
     contents: Contents, stages: Sequence[Stage], needs: Sequence[str] = (), about: str = "libraries", it: str = "it"
 ) -> Iterator[Finding]:
-    """Packages that stages import and the image lacks; `needs`: those of the data (core/protocol/data_packages.py)."""
+    """Packages that stages import and the image lacks; `needs`: those of the data (core/protocol/entrypoints.py)."""
     required, remedy = contents.lacking["requirements"], "`smtrain image build` adds it"
     lacks = {
         line.partition("#")[0].strip(): [s for s in stages if line in required[s]]

@@ -96,7 +96,7 @@ class Recipe:
 def recipe(
     base: str, stages: Sequence[Stage], contents: Contents | None, user: str = "", needs: Sequence[str] = ()
 ) -> Recipe:
-    """The packages to add to a base for these stages and for their data (core/protocol/data_packages.py).
+    """The packages to add to a base for these stages and for their data (core/protocol/entrypoints.py).
 
     Without `contents` the base is not here; the table of AWS's images says of older ones that they lack the wheels and
     the packages of `needs`. Raises `LocalError` if the base cannot be completed.

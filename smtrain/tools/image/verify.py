@@ -21,7 +21,7 @@ def verify(
     """Every finding about an image on this machine.
 
     `instance_type` None: accelerators are not checked. `needs`: the packages of the data
-    (core/protocol/data_packages.py). Raises `LocalError` if no container of it runs.
+    (core/protocol/entrypoints.py). Raises `LocalError` if no container of it runs.
     """
     contents = look(client, image, engine)
     return Report(
