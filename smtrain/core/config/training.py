@@ -320,7 +320,7 @@ class Train(Section):
     lr: float = Field(1.5e-4, gt=0)
     """Peak learning rate."""
     min_lr: float = Field(0.0, ge=0)
-    """Learning rate at the end of a cosine or linear schedule."""
+    """Learning rate that a cosine or linear schedule falls to, reached after the last step."""
     schedule: Literal["constant", "cosine", "linear"] = "cosine"
     """Decay of the learning rate after warm-up: none, along a cosine, or linear."""
     warmup_steps: int | float = Field(0, ge=0, le=10**9)

@@ -22,6 +22,8 @@ SETTINGS = (
     "lr", "min_lr", "schedule", "warmup_steps", "steps", "global_batch_size", "betas", "eps", "weight_decay",
     "grad_clip", "precision", "stochastic_rounding",
 )  # fmt: skip
+DECAY = "steps before"
+"""Written into checkpoints: `learning_rate` decays by the steps before a step. Without it the last step had min_lr."""
 _FIXED = {
     "seq_len": "train.seq_len",
     "seed": "train.seed",
@@ -62,6 +64,7 @@ class Position:
             "model": dict(self.model),
             "spans": self._spans(step),
             "settings": settings(self.config),
+            "decay": DECAY,
             **({} if self.config.train.deterministic is None else {"deterministic": self.config.train.deterministic}),
             "losses": list(losses),
             "proven": proven,
@@ -157,11 +160,18 @@ def changes(state: Mapping[str, Any], step: int, config: JobConfig) -> list[str]
     if was and None in ramps and ramps[0] != ramps[1]:
         changed.append(f"batch_ramp {' -> '.join(map(_short, ramps))}")
     lines = [f"continuing with changed {', '.join(changed)}"] if changed else []
+    earlier = _has_another_decay(state, config)
+    if earlier and step < config.train.steps:
+        lines.append(
+            "the checkpoint was written by a release in which the last step had train.min_lr; the learning rate now "
+            "reaches it after the last step, so each remaining step has the rate of the step before it"
+        )
     former = Train.model_validate({**config.train.model_dump(), **{k: was[k] for k in SETTINGS if k in was}})
     if was and former.schedule != "constant" and former.steps <= step < config.train.steps:
         following = learning_rate(config.train, step + 1)
+        last = learning_rate(former, step + 1 if earlier else step)
         lines.append(
-            f"the learning rate had decayed to {_short(learning_rate(former, step))} at step {former.steps}, the "
+            f"the learning rate had decayed to {_short(float(f'{last:.3g}'))} at step {former.steps}, the "
             f"end of the former train.steps; it continues at {_short(float(f'{following:.3g}'))}"
         )
     return lines
@@ -172,6 +182,8 @@ def promise(state: Mapping[str, Any], config: JobConfig) -> str:
 
     Checkpoints written on CPUs, and those of releases that always had the same default, do not record it.
     """
+    if _has_another_decay(state, config):
+        return "the learning rate decays otherwise than before: losses differ slightly from those of an unbroken run"
     now, before = config.train.deterministic is not False, state.get("deterministic")
     if before not in (None, now):
         now_word, before_word = (str(value).lower() for value in (now, before))
@@ -182,6 +194,10 @@ def promise(state: Mapping[str, Any], config: JobConfig) -> str:
     if now:
         return "kernels are deterministic: on the same mesh, losses are those of an unbroken run, bit for bit"
     return "train.deterministic is false: losses differ from those of an unbroken run in the last digits"
+
+
+def _has_another_decay(state: Mapping[str, Any], config: JobConfig) -> bool:
+    return bool(state) and state.get("decay") != DECAY and config.train.schedule != "constant"
 
 
 def _short(value: Any) -> str:
@@ -239,12 +255,16 @@ def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
 def learning_rate(train: Train, step: int) -> float:
     """Learning rate of optimizer step `step` (the first is 1).
 
-    Linear warm-up reaches `lr` after `warmup_steps`; then a cosine or a line falls to `min_lr` at step `steps`.
+    Linear warm-up reaches `lr` in step `warmup_steps`. The step after it still has `lr`; then a cosine or a line falls,
+    and reaches `min_lr` after step `steps`. The decay is that of transformers' `get_cosine_schedule_with_warmup` and
+    `get_linear_schedule_with_warmup` and of Megatron-core's `OptimizerParamScheduler`: all compute a step's rate from
+    the steps before it, so that the last step still trains with `min_lr: 0`. Their warm-up is one step later than this
+    one: its first step has rate 0 and trains nothing.
     """
     if step <= train.warmup:
         return train.lr * step / train.warmup
     if train.schedule == "constant":
         return train.lr
-    done = min(1.0, (step - train.warmup) / max(1, train.steps - train.warmup))
+    done = min(1.0, (step - 1 - train.warmup) / max(1, train.steps - train.warmup))
     share = (1 + math.cos(math.pi * done)) / 2 if train.schedule == "cosine" else 1 - done
     return train.min_lr + (train.lr - train.min_lr) * share

@@ -26,7 +26,7 @@ from smtrain.worker.checkpoint.native import stream
 from smtrain.worker.checkpoint.targets import HuggingFace, Native, Nxd, Target
 from smtrain.worker.data.prepare.prepare import prepare
 from smtrain.worker.data.prepare.prepare_options import PrepareOptions
-from smtrain.worker.train.data_position import promise
+from smtrain.worker.train.data_position import DECAY, changes, promise, settings
 from smtrain.worker.train.start import start
 
 MODEL, OPTIMIZER = "model/tp000_pp000.safetensors", "optim/dp000_tp000_pp000.safetensors"
@@ -285,10 +285,26 @@ def test_another_base_model_under_the_same_name_is_refused(run: Run) -> None:
 def test_a_resume_says_if_the_bits_are_those_of_an_unbroken_run(
     before: bool | None, now: bool | None, words: str
 ) -> None:
-    state = {} if before is None else {"deterministic": before}
+    state = {"decay": DECAY} | ({} if before is None else {"deterministic": before})
     train = {"steps": 3, "deterministic": now}
     config = JobConfig.model_validate({"name": "t", "model": {"path": "m"}, "data": {"path": "d"}, "train": train})
     assert words in promise(state, config)
+
+
+def test_a_resume_of_a_run_with_the_earlier_decay_says_that_its_rates_change() -> None:
+    def said(state: dict[str, Any], steps: int = 6, schedule: str = "cosine") -> tuple[list[str], str]:
+        train = {"steps": steps, "lr": 1e-3, "schedule": schedule}
+        config = JobConfig.model_validate({"name": "t", "model": {"path": "m"}, "data": {"path": "d"}, "train": train})
+        saved = settings(config) | {"steps": 6}
+        return changes({"settings": saved, **state}, 6 if steps > 6 else 3, config), promise(state, config)
+
+    lines, word = said({"samples": 3})
+    assert "each remaining step has the rate of the step before it" in lines[0]
+    assert word.startswith("the learning rate decays otherwise than before: losses differ slightly")
+    for lines, word in (said({"decay": DECAY}), said({"samples": 3}, schedule="constant")):
+        assert (lines, "bit for bit" in word) == ([], True)
+    assert "decayed to 0 at step 6" in said({"samples": 3}, steps=9)[0][-1]
+    assert "decayed to 6.7e-5 at step 6" in said({"decay": DECAY}, steps=9)[0][-1]
 
 
 def test_the_base_weights_need_not_be_there_any_more(run: Run) -> None:
@@ -301,7 +317,7 @@ def test_changed_settings_are_reported_in_one_line(run: Run) -> None:
     output = "lr 0.001 -> 2e-4, steps 6 -> 9, global_batch_size 4 -> 8, betas (0.9, 0.95) -> (0.9, 0.99)\n"
     assert f"continuing with changed {output}" in said
     assert (
-        "the learning rate had decayed to 0 at step 6, the end of the former train.steps; it continues at 2.34e-5"
+        "the learning rate had decayed to 6.7e-5 at step 6, the end of the former train.steps; it continues at 5e-5"
         in said
     )
     assert "losses are those of an unbroken run, bit for bit\n" in said

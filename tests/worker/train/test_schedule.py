@@ -1,4 +1,4 @@
-"""Learning rates: warm-up from 0, the stated shape, and exactly the stated ends."""
+"""Learning rates: warm-up from 0, then the decay of transformers, whose end no step of the run reaches."""
 
 from __future__ import annotations
 
@@ -20,10 +20,43 @@ def test_the_ends_and_the_middle() -> None:
     def at(shape: str, step: int) -> float:
         return learning_rate(Train(steps=110, warmup_steps=10, lr=1e-3, min_lr=1e-4, schedule=shape), step)  # type: ignore[arg-type]
 
-    assert at("cosine", 110) == at("linear", 110) == pytest.approx(1e-4)
-    assert at("cosine", 60) == at("linear", 60) == pytest.approx(5.5e-4)
+    assert at("cosine", 10) == at("cosine", 11) == at("linear", 11) == 1e-3
+    assert at("cosine", 61) == at("linear", 61) == pytest.approx(5.5e-4)
     assert at("cosine", 35) > at("linear", 35)
+    assert at("linear", 110) == pytest.approx(1e-4 + 9e-6)
+    assert 1e-4 < at("cosine", 110) < 1.01e-4
+    assert at("cosine", 111) == at("linear", 111) == pytest.approx(1e-4)
     assert at("constant", 110) == 1e-3
+
+
+@given(st.integers(1, 400), st.integers(0, 400), st.sampled_from(["cosine", "linear"]), st.sampled_from([0, 1e-4]))
+def test_each_step_after_the_warm_up_has_the_rate_of_transformers_and_trains(
+    steps: int, warmup: int, shape: str, least: float
+) -> None:
+    import torch
+    from transformers import optimization
+
+    warmup, peak = min(warmup, steps), 1e-3
+    if least and shape == "linear":
+        return  # transformers has no linear schedule with min_lr
+    sgd = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], peak)
+    if least:
+        theirs = optimization.get_cosine_with_min_lr_schedule_with_warmup(sgd, warmup, steps, min_lr=least)
+    else:
+        theirs = getattr(optimization, f"get_{shape}_schedule_with_warmup")(sgd, warmup, steps)
+    train = Train(steps=steps, warmup_steps=warmup, lr=peak, min_lr=least, schedule=shape)  # type: ignore[arg-type]
+    for step in range(1, steps + 1):
+        rate = learning_rate(train, step)
+        assert rate > 0
+        if step > warmup:
+            assert rate == pytest.approx(peak * theirs.lr_lambdas[0](step - 1), rel=1e-9)
+        else:
+            assert rate == pytest.approx(peak * step / warmup)
+
+
+def test_the_only_step_of_a_run_trains() -> None:
+    for shape in ("cosine", "linear"):
+        assert learning_rate(Train(steps=1, lr=1e-3, schedule=shape), 1) == 1e-3  # type: ignore[arg-type]
 
 
 @given(st.integers(1, 500), st.integers(0, 500), st.sampled_from(["cosine", "linear", "constant"]))
