@@ -6,7 +6,6 @@ Ray retries the tasks of processes and machines that die, and uses machines that
 from __future__ import annotations
 
 import os
-import socket
 import threading
 import time
 from collections import Counter
@@ -17,6 +16,7 @@ from typing import Any
 
 from smtrain.core.errors import SmtrainError, first_line
 from smtrain.core.extras import missing, present
+from smtrain.worker.data.prepare.spread.ray_address import answers, connection_fault, init_fault
 from smtrain.worker.data.prepare.spread.work import TaskOutcome, outcomes
 
 RETRIES = 2
@@ -69,20 +69,28 @@ class RayExecutor:
         self.finished = 0
 
     def __enter__(self) -> RayExecutor:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        if self._lost:
+            os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")  # hides a warning for each retry
         ray = ray_package()
         # processes of a cluster of our own have it already, and need not be started for it
         environment = {"env_vars": TASK_ENVIRONMENT, "py_modules": [str(_PACKAGE)]} if self._ships_code else None
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        deadline = time.monotonic() + _ANSWERS_WITHIN
+        if fault := connection_fault(self._address, _ANSWERS_WITHIN):
+            raise SmtrainError(self._unusable(fault))
+        # Ray itself tries for some 14 minutes, in C++, so only a thread can end it
+        limit = threading.Timer(max(1.0, deadline - time.monotonic()), self._give_up)
+        limit.daemon = True
+        limit.start()
         try:
             ray.init(
                 self._address, runtime_env=environment, log_to_driver=False, configure_logging=False,
                 include_dashboard=None,
             )  # fmt: skip
         except Exception as error:  # ConnectionError, RuntimeError, ray's own and gRPC's
-            raise SmtrainError(
-                f"data.ray_address: the Ray cluster at {self._address} cannot be used ({first_line(error)}); check the "
-                "address, that `ray status` works there, and $RAY_AUTH_TOKEN."
-            ) from None
+            raise SmtrainError(self._unusable(init_fault(error))) from None
+        finally:
+            limit.cancel()
         if self._lost and "://" not in self._address:  # Ray's own client raises
             threading.Thread(target=self._watch, args=(ray.get_runtime_context().gcs_address,), daemon=True).start()
         return self
@@ -90,6 +98,15 @@ class RayExecutor:
     def __exit__(self, *_: object) -> None:
         self._left.set()
         ray_package().shutdown()
+
+    def _unusable(self, why: str) -> str:
+        return f"data.ray_address: the Ray cluster at {self._address} cannot be used: {why}."
+
+    def _give_up(self) -> None:
+        if self._lost:
+            self._lost(
+                self._unusable(f"no connection within {_ANSWERS_WITHIN:.0f} s; check that `ray status` works there")
+            )
 
     def _watch(self, address: str) -> None:
         """Call `lost` if nothing answers at the address for a while."""
@@ -162,16 +179,6 @@ class RayExecutor:
         finally:
             for reference in running if self._alive() else ():
                 ray.cancel(reference, force=True)
-
-
-def answers(address: str) -> bool:
-    """Whether something accepts connections at HOST:PORT."""
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), timeout=2).close()
-    except OSError:
-        return False
-    return True
 
 
 def _cpus(ray: Any) -> tuple[int, int]:
