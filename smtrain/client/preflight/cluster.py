@@ -11,16 +11,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from smtrain.client.backends.choose import cluster
+from smtrain.client.backends.slurm.paths import SCHEME, path_of
 from smtrain.client.backends.slurm.place import SlurmPlace
 from smtrain.client.backends.slurm.remote_shell import HeadError
 from smtrain.client.backends.slurm.script import (
-    SCHEME,
     bare,
     directive,
     environment_lines,
     node_options,
     on_cpus,
-    path_of,
 )
 from smtrain.client.launch.stages import Chain
 from smtrain.client.preflight.findings import Finding

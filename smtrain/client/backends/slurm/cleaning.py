@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from smtrain.client.backends.job_registry import CLUSTERS
+from smtrain.client.backends.slurm.paths import SCHEME, path_of
 from smtrain.client.backends.slurm.place import SlurmPlace
-from smtrain.client.backends.slurm.script import REQUEST, SCHEME, path_of
+from smtrain.client.backends.slurm.script import REQUEST
 from smtrain.core.protocol.finished import Going, Record, going
 
 KINDS = {

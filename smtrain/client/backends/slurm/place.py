@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,18 +15,16 @@ from smtrain.client.backends.job_registry import CLUSTERS
 from smtrain.client.backends.sagemaker.retry import outlasting
 from smtrain.client.backends.slurm import copying
 from smtrain.client.backends.slurm.logs import LogFiles
+from smtrain.client.backends.slurm.paths import SCHEME, is_visible, path_of, uri_of
 from smtrain.client.backends.slurm.remote_shell import Head, HeadError, HeadLostError
 from smtrain.client.backends.slurm.script import (
     HISTORY,
     REQUEST,
-    SCHEME,
     SCRIPT,
     STOP,
     WORDS,
     bare,
-    path_of,
     sbatch_script,
-    uri_of,
 )
 from smtrain.client.backends.slurm.state import (
     QUEUE,
@@ -138,13 +135,9 @@ class SlurmPlace:
         """The URI of a folder or file that the nodes can see; None if it must be copied to them."""
         if str(path).startswith(SCHEME):
             return str(path)
-        if self.section.host is not None:
+        if self.section.host is not None or not is_visible(path, self.section):
             return None
-        try:
-            same = os.stat(path).st_dev == os.stat(self.shared).st_dev
-        except OSError:
-            return None
-        return uri_of(str(Path(path).resolve())) if same else None
+        return uri_of(str(Path(path).resolve()))
 
     # ---- submit
     def put(self, uri: str, files: copying.Files, say: Say) -> None:

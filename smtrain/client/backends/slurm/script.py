@@ -28,27 +28,16 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from smtrain.client.backends.slurm.paths import container_options, path_of
 from smtrain.core.config.cluster import Cluster
 from smtrain.core.config.slurm_options import Exported, is_export, options_of
 from smtrain.core.text import shell_word
 from smtrain.stages import stage_named
 
-SCHEME = "file://"
 REQUEST, SCRIPT, HISTORY, STOP = "request.json", "job.sh", "history.jsonl", "stop"
 WORDS, WORDS_LOG = "slurm.out", "slurm-out.log"
 RESERVE = ".reserve"
 """Disk space reserved for the last event, so that it can be written to a full disk."""
-
-
-def path_of(uri: str) -> str:
-    """The absolute path of a file:// URI."""
-    return uri.removeprefix(SCHEME)
-
-
-def uri_of(path: str) -> str:
-    """The file:// URI of an absolute path."""
-    return f"{SCHEME}{path}"
-
 
 _KEPT = (
     "HOME", "USER", "LOGNAME", "SHELL", "PATH", "LD_LIBRARY_PATH", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "TZ",
@@ -190,26 +179,21 @@ def _inputs_of_s3(request: Mapping[str, Any], cluster: Cluster) -> list[str]:
     uris = [channel["DataSource"]["S3DataSource"]["S3Uri"] for channel in request["InputDataConfig"]]
     if not any(uri.startswith("s3://") for uri in uris):
         return []
-    copy = [*_on_nodes(1, cluster, "--ntasks=1"), "python3", '"$job/code/entrypoints/s3_inputs.py"', '"$job"']
+    copy = [*_on_nodes(1, request, cluster, "--ntasks=1"), "python3", '"$job/code/entrypoints/s3_inputs.py"', '"$job"']
     line = " ".join([*copy, shell_word(str(cluster.shared))])
     return [f"""{line} || {{ note end ', "status": 1'; exit 1; }}"""]
 
 
 def _srun(request: Mapping[str, Any], cluster: Cluster) -> list[str]:
     resume = ["--auto-resume=1"] if cluster.hyperpod else []
-    srun = _on_nodes(request["ResourceConfig"]["InstanceCount"], cluster, *resume)
+    srun = _on_nodes(request["ResourceConfig"]["InstanceCount"], request, cluster, *resume)
     return [*srun, "python3", '"$job/code/entrypoints/slurm_node.py"', '"$stage"']
 
 
-def _on_nodes(nodes: int, cluster: Cluster, *more: str) -> list[str]:
+def _on_nodes(nodes: int, request: Mapping[str, Any], cluster: Cluster, *more: str) -> list[str]:
     """The beginning of a command that runs once on each node, in the container if there is one."""
-    options = [f"--nodes={nodes}", "--ntasks-per-node=1", "--kill-on-bad-exit=1", *more]
-    before: list[str] = []
-    shared = shell_word(cluster.shared or "/")
-    if cluster.container and cluster.container.endswith(".sif"):
-        before = ["apptainer", "exec", "--bind", shared, shell_word(cluster.container)]
-    elif cluster.container:
-        options += [f"--container-image={shell_word(cluster.container)}", f"--container-mounts={shared}:{shared}"]
+    container, before = container_options(request, cluster)
+    options = [f"--nodes={nodes}", "--ntasks-per-node=1", "--kill-on-bad-exit=1", *more, *container]
     return ["srun", *options, *map(shell_word, options_of(cluster.srun)), *before]
 
 

@@ -16,14 +16,19 @@ import pytest
 import smtrain
 from smtrain.client.backends.choose import target_of
 from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.slurm.paths import path_of
+from smtrain.client.backends.slurm.place import SlurmPlace
+from smtrain.client.backends.slurm.script import sbatch_script
 from smtrain.client.jobs.job import Job
 from smtrain.client.launch.stages import Chain
 from smtrain.client.planner.resolve import load_config
 from smtrain.client.preflight.cluster import inputs_in_place
 from smtrain.core.config import JobConfig
+from smtrain.core.config.cluster import Cluster
 from smtrain.core.errors import ConfigError
 from tests import as_told
 from tests.client.backends.slurm.conftest import ROOT, Bench
+from tests.client.backends.slurm.test_script import mounted
 
 BUCKET = "smtrain-local"
 SHOWS = """
@@ -144,6 +149,44 @@ def test_what_lies_on_the_shared_file_system_is_used_in_place(raw: dict[str, Any
     chain = Chain(chain_config, target_of(chain_config), look=False)
     assert inputs_in_place(chain) == [raw["model"]["path"], raw["data"]["path"]]
     assert not chain.resolved.uploads
+
+
+@pytest.mark.parametrize("image", ["nvcr.io#nvidia/pytorch:25.01-py3", "/fsx/torch.sif"])
+def test_a_container_sees_what_each_stage_reads(raw: dict[str, Any], tmp_path: Path, image: str) -> None:
+    """Model, text and held-out text lie next to cluster.shared, a snapshot's files behind links."""
+    (tmp_path / "shared").mkdir()
+    held_out = shutil.copytree(raw["data"]["path"], tmp_path / "held-out")
+    raw["train"]["validation"] = {"path": str(held_out)}
+    settings = config(raw, tmp_path / "shared", cluster={"container": image})
+    chain = Chain(settings, target_of(settings), look=False)
+    assert not chain.resolved.uploads
+    for stage in ("prepare", "train"):
+        request = chain.plan(stage).request
+        folders = mounted(sbatch_script(request, settings.cluster))
+        for channel in request["InputDataConfig"]:
+            path = Path(path_of(channel["DataSource"]["S3DataSource"]["S3Uri"]))
+            assert any(path.is_relative_to(folder) for folder in folders), (stage, path)
+
+
+@pytest.mark.parametrize("container", [None, "/fsx/torch.sif"])
+def test_files_behind_links_are_used_in_place_if_a_stage_sees_them(tmp_path: Path, container: str | None) -> None:
+    shared = tmp_path / "shared"
+    place = SlurmPlace(Cluster(shared=str(shared), container=container))
+    for folder in ("shared/blobs", "hub/blobs", "hub/snapshots/1", "plain"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "a").write_text("x")
+    snapshot, linked = tmp_path / "hub/snapshots/1", tmp_path / "linked"
+    (snapshot / "b").symlink_to("../../blobs/a")
+    linked.mkdir()
+    (linked / "a").symlink_to(shared / "blobs/a")
+    assert place.in_place(tmp_path / "plain") == f"file://{tmp_path}/plain"
+    assert place.in_place(linked) == f"file://{linked}"
+    assert place.in_place(tmp_path / "hub") == f"file://{tmp_path}/hub", "the links stay in the folder"
+    assert place.in_place(snapshot) == (None if container else f"file://{snapshot}")
+    (linked / "elsewhere").symlink_to("/proc/version")  # another file system, which the nodes do not have
+    assert place.in_place(linked) is None
+    (tmp_path / "plain/lost").symlink_to("nothing")
+    assert place.in_place(tmp_path / "plain"), "broken here and there"
 
 
 @pytest.mark.skipif("SMTRAIN_SLURM_LARGE" not in os.environ, reason="SMTRAIN_SLURM_LARGE is not set: it takes a minute")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import shlex
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 
 from smtrain.client.backends.slurm.script import minutes, sbatch_script
 from smtrain.core.config.cluster import Cluster
+from smtrain.core.errors import ConfigError
 
 GOLDEN = Path(__file__).with_name("golden")
 
@@ -77,6 +80,42 @@ def test_containers_are_those_of_pyxis_or_apptainer() -> None:
     assert "--container-mounts=/fsx:/fsx python3 " in pyxis
     apptainer = sbatch_script(request(), Cluster(shared="/fsx", container="/fsx/torch.sif"))
     assert "--kill-on-bad-exit=1 apptainer exec --bind /fsx /fsx/torch.sif python3 " in apptainer
+
+
+def mounted(script: str) -> dict[str, list[str]]:
+    """Each folder that the container of the stage sees, with the rest of its mount."""
+    (line,) = [line for line in script.splitlines() if "slurm_node.py" in line]
+    words = shlex.split(line)
+    mounts = [word for before, word in itertools.pairwise(words) if before == "--bind"]
+    for word in words:
+        if word.startswith("--container-mounts="):
+            mounts = word.partition("=")[2].split(",")
+    return {mount.split(":")[0]: mount.split(":")[1:] for mount in mounts}
+
+
+@pytest.mark.parametrize("image", ["nvcr.io#nvidia/pytorch:25.01-py3", "/fsx/torch.sif"])
+def test_a_container_sees_each_input_outside_the_shared_folder(image: str) -> None:
+    def seen(*uris: str, shared: str = "/fs/smtrain") -> dict[str, list[str]]:
+        sent = request()
+        for number, uri in enumerate(uris):
+            source = {"S3DataType": "S3Prefix", "S3Uri": uri}
+            sent["InputDataConfig"].append({"ChannelName": f"text_{number}", "DataSource": {"S3DataSource": source}})
+        script = sbatch_script(sent, Cluster(shared=shared, container=image))
+        assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
+        return mounted(script)
+
+    whole = ["/fs/smtrain"] if "#" in image else []
+    code = {"/fsx/smtrain/code/0123456789abcdef": ["/fsx/smtrain/code/0123456789abcdef", "ro"]}  # of `request`
+    assert seen("file:///fs/smtrain/inputs/model/") == code | {"/fs/smtrain": whole}
+    outside = seen("file:///fs/model", "file:///fs/my text/a.jsonl", "file:///fs/model/deeper", "s3://b/text")
+    assert outside == code | {
+        "/fs/smtrain": whole, "/fs/model": ["/fs/model", "ro"], "/fs/my text/a.jsonl": ["/fs/my text/a.jsonl", "ro"],
+    }  # fmt: skip
+    around = seen("file:///fs")
+    assert list(around) == ["/fs", "/fs/smtrain", *code], "a folder mounted later would hide the shared folder"
+    assert seen("file:///fs/smtrain-old/model")["/fs/smtrain-old/model"][-1] == "ro"
+    with pytest.raises(ConfigError, match=r"cluster\.container: /fs/a,b cannot be mounted in it"):
+        seen("file:///fs/a,b")
 
 
 def test_inputs_in_s3_are_copied_by_one_task_before_the_stage_starts() -> None:

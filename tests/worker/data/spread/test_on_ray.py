@@ -32,6 +32,7 @@ from smtrain.worker.data.prepare.spread import nodes, on_ray
 from smtrain.worker.data.prepare.spread.driver import Spread
 from smtrain.worker.data.prepare.spread.on_ray import RayExecutor
 from smtrain.worker.data.prepare.spread.places import SharedPlace
+from smtrain.worker.data.prepare.spread.ray_address import answers
 from tests.worker.data.corpora import digest
 
 PAUSE = float(os.environ.get("SMTRAIN_PAUSE", "20"))
@@ -352,7 +353,7 @@ def start(folder: Path, environment: dict[str, str], port: int) -> subprocess.Po
         [sys.executable, *command, *more], cwd=folder, env=environment, stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
-    wait: Callable[[], bool] = lambda: on_ray.answers(f"127.0.0.1:{port}")  # noqa: E731
+    wait: Callable[[], bool] = lambda: answers(f"127.0.0.1:{port}")  # noqa: E731
     deadline = time.monotonic() + 120
     while not wait() and time.monotonic() < deadline:
         time.sleep(0.2)

@@ -31,11 +31,11 @@ from smtrain.worker.data.prepare.spread.on_ray import (
     TASK_ENVIRONMENT,
     LostClusterError,
     RayExecutor,
-    answers,
     ray_package,
     require_ray,
 )
 from smtrain.worker.data.prepare.spread.places import SharedPlace
+from smtrain.worker.data.prepare.spread.ray_address import answers
 from smtrain.worker.data.prepare.spread.work import THREADS
 
 T = TypeVar("T")
