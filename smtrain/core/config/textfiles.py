@@ -14,6 +14,7 @@ import lzma
 import os
 import re
 import stat
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -314,7 +315,7 @@ def _head(name: str, open_file: Callable[[str], IO[bytes]]) -> bytes:
     try:
         with open_file(name) as raw:
             head: bytes = unpack(raw).read(_HEAD)
-    except (OSError, EOFError, lzma.LZMAError):
+    except (OSError, EOFError, lzma.LZMAError, zlib.error):
         return b""
     return head
 

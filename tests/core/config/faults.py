@@ -1029,6 +1029,27 @@ DATA = (
         ("if it is plain, name it a.jsonl", rename("text/a.jsonl.gz", "text/a.jsonl")),
         ("else write it again", write("text/a.jsonl.gz", gzip.compress(b'{"text": "a"}'))),
     ),
+    case(
+        "local",
+        both(write("text/a.jsonl.zst", gzip.compress(b'{"text": "a"}')), remove("text/a.jsonl")),
+        "is compressed by gzip, not by zstd",
+        ("name it a.jsonl.gz", rename("text/a.jsonl.zst", "text/a.jsonl.gz")),
+    ),
+    case(
+        "local",
+        both(write("text/a.jsonl.gz", bytes(40)), remove("text/a.jsonl")),
+        "begins with zero bytes",
+        ("copy it again from where it came from", write("text/a.jsonl.gz", gzip.compress(b'{"text": "a"}'))),
+    ),
+    case(
+        "local",
+        both(write("text/a.jsonl.zst", b"\x28\xb5\x2f\xfd\x04\xa8\x85\x17\x00"), remove("text/a.jsonl")),
+        "is compressed with a window of 2,048 MiB",
+        (
+            "write it again without --long",
+            write("text/a.jsonl.zst", b"\x28\xb5\x2f\xfd\x04\x58" + bytes.fromhex("69 00 00") + b'{"text": "a"}'),
+        ),
+    ),
     *(
         case("local", prepared(**change), says, (way, prepared()))
         for change, says, way in (

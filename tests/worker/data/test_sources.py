@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,6 +15,7 @@ from smtrain.core.errors import DataError
 from smtrain.worker.data.read import blocks, sources
 from smtrain.worker.data.read.cut import cut_file
 from smtrain.worker.data.read.reading import BadLine, read_block
+from smtrain.worker.data.read.records import RecordColumns, record_blocks
 from smtrain.worker.data.read.sources import find_files
 
 
@@ -29,6 +31,11 @@ def read(
             bad += [BadLine(b.file, b.line + lines, b.reason) for b in documents.bad]
             lines += documents.lines
     return texts, bad
+
+
+def read_records(path: Path) -> None:
+    for file in find_files(path):
+        list(record_blocks(file, RecordColumns(("text",), lambda _: None)))
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
@@ -106,6 +113,36 @@ def test_a_cut_gzip_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl.gz").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(DataError, match=r"a\.jsonl\.gz is not a whole gzip file"):
         read(tmp_path)
+
+
+def test_zero_bytes_after_a_gzip_file_are_ignored(tmp_path: Path) -> None:
+    members = gzip.compress(b'{"text": "a"}\n') + gzip.compress(b'{"text": "b"}\n')
+    (tmp_path / "a.jsonl.gz").write_bytes(members + bytes(700))
+    assert read(tmp_path) == (["a", "b"], [])
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.json"])
+def test_a_compressed_file_that_cannot_be_read_has_the_remedy_of_its_cause(tmp_path: Path, name: str) -> None:
+    window = b"\x28\xb5\x2f\xfd\x04\xa8\x85\x17\x00"
+    damaged = bytearray(gzip.compress(b"words of a text " * 40))
+    damaged[14:18] = b"\xff" * 4
+    for ending, content, said in (
+        (
+            ".zst",
+            window,
+            "compressed with a window of 2,048 MiB, and at most 128 MiB are read; write it again",
+        ),
+        (".gz", b"{} " * 9, "is not compressed by gzip"),
+        (".gz", window, f"compressed by zstd, not by gzip; name it {name}.zst"),
+        (".gz", bytes(damaged), "is not a whole gzip file (Error -3 while decompressing data"),
+        (".gz", bytes(damaged[:30]), "is not a whole gzip file"),
+        (".bz2", b"BZh9 no more", "is not a whole bz2 file"),
+    ):
+        (tmp_path / f"{name}{ending}").write_bytes(content)
+        for reader in (read, read_records):
+            with pytest.raises(DataError, match=re.escape(said)):
+                reader(tmp_path)
+        (tmp_path / f"{name}{ending}").unlink()
 
 
 def test_which_files_are_found(tmp_path: Path) -> None:

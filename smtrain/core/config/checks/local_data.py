@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.core.config.checks.rule import Fault
+from smtrain.core.config.compressed import HEAD, compressed_fault
 from smtrain.core.config.schema import LANGUAGE_CHANNEL, JobConfig, other_inputs
 from smtrain.core.config.textfiles import choose_in, compression, encoding_like, encoding_remedy, kind, matches
 from smtrain.core.files import read_object
@@ -16,9 +17,6 @@ from smtrain.core.protocol.container import PREPARED_FORMAT
 from smtrain.core.protocol.prepared import manifest_damage
 
 _HEAD = 1 << 16
-_MAGIC = {
-    "gzip": b"\x1f\x8b", "bz2": b"BZh", "xz": b"\xfd7zXZ", "zstd": b"\x28\xb5\x2f\xfd", "lz4": b"\x04\x22\x4d\x18",
-}  # fmt: skip
 
 
 def local_data_faults(config: JobConfig, described: dict[str, Any] | None) -> Iterator[Fault]:
@@ -62,8 +60,8 @@ def _text_faults(config: JobConfig, given: str) -> Iterator[str]:
         elif not any(file.stat().st_size for file, _ in files):
             yield f"{given} is empty; give a file with text"
     for file, _ in files:
-        if fault := _no_archive(file):
-            yield fault
+        if compression(file.name) and (fault := compressed_fault(file.name, _head(file, HEAD))):
+            yield f"{file} {fault}"
     binary = [
         file
         for file, known in files
@@ -81,20 +79,6 @@ def unread_remedy(folder: Path, encoding: str | None) -> str:
     files = (folder / name for name, _ in choose_in(folder, "text")[0].read)
     plain = any(not compression(file.name) and not _binary(file, encoding) for file in files)
     return "give one that does" + (", or set data.format: text to read every file as one document" if plain else "")
-
-
-def _no_archive(file: Path) -> str | None:
-    """A fault if a file's ending names a compression and its first bytes are another."""
-    packed = compression(file.name)
-    if (mark := _MAGIC.get(packed or "")) is None:
-        return None
-    head = _head(file, len(mark))
-    if not head or head.startswith(mark):
-        return None
-    bare = file.with_suffix("").name
-    return (
-        f"{file} is not compressed by {packed}, by its first bytes; if it is plain, name it {bare}, else write it again"
-    )
 
 
 def _head(file: Path, size: int = _HEAD) -> bytes:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import codecs
+import gzip
 import io
 import lzma
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,6 +20,8 @@ from smtrain.core.errors import DataError
 from smtrain.worker.data.read.sources import SourceFile
 
 BLOCK_BYTES = 4 << 20
+READ_ERRORS = (OSError, EOFError, lzma.LZMAError, zlib.error, pa.ArrowException)
+"""Errors of reading a file, also of decompressing it."""
 LARGEST_DOCUMENT = 256 << 20
 Wanted = Literal["text", "ids"]
 MODES = "modes of a multimodal dataset"
@@ -83,10 +87,9 @@ def unpacked(file: SourceFile, raw: Any) -> Any:
     """A stream of the decompressed text in UTF-8; archives are only decompressed."""
     stream = raw
     if file.compression:
-        # pyarrow has no xz
-        open_ = (
-            lzma.open if file.compression == "xz" else partial(pa.CompressedInputStream, compression=file.compression)
-        )
+        # pyarrow has no xz, and refuses zero bytes after the last member of a gzip file, which gzip itself ignores
+        own = {"xz": lzma.open, "gzip": gzip.open}
+        open_ = own.get(file.compression) or partial(pa.CompressedInputStream, compression=file.compression)
         stream = open_(raw)
     return _in_utf8(file, stream) if file.kind not in ("warc", "tar") else stream
 

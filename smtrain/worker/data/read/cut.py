@@ -6,20 +6,18 @@ same for any number of workers.
 
 from __future__ import annotations
 
-import lzma
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from smtrain.core.errors import DataError
 from smtrain.worker.data.manifest import is_marked
 from smtrain.worker.data.pack.indexed import IndexedDataset
 from smtrain.worker.data.read import blocks, tables
-from smtrain.worker.data.read.blocks import MARKS, MODES, Block, Stretch, Tokens, Wanted, unpacked
+from smtrain.worker.data.read.blocks import MARKS, MODES, READ_ERRORS, Block, Stretch, Tokens, Wanted, unpacked
 from smtrain.worker.data.read.forms import form_blocks
 from smtrain.worker.data.read.sources import SourceFile, unreadable
 
@@ -53,7 +51,7 @@ def cut_file(
         else:
             cut = _cut_blocks(file, _ends_with(file, separator), stretch or Stretch(0, sys.maxsize))
             yield from _as_named(file, cut)
-    except (OSError, EOFError, lzma.LZMAError, pa.ArrowException) as error:
+    except READ_ERRORS as error:
         kind = {"parquet": "as Parquet ", "arrow": "as Arrow "}.get(file.kind, "")
         raise unreadable(file, error, kind) from None
 

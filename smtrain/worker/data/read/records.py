@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import lzma
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -12,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from smtrain.core.errors import DataError
-from smtrain.worker.data.read.blocks import BLOCK_BYTES, Block, Stretch, unpacked
+from smtrain.worker.data.read.blocks import BLOCK_BYTES, READ_ERRORS, Block, Stretch, unpacked
 from smtrain.worker.data.read.cut import cut_file
 from smtrain.worker.data.read.forms.rows import csv_rows, objects
 from smtrain.worker.data.read.reading import BadLine, parse_line, split_lines
@@ -73,15 +72,18 @@ def record_blocks(file: SourceFile, columns: RecordColumns, stretch: Stretch | N
 
 def _lines_of_array(file: SourceFile) -> Iterator[Block]:
     """The objects of one JSON array as lines."""
-    with file.open() as raw:
-        done, first, lines, size = 0, True, [], 0
-        for row in objects(file, unpacked(file, raw)):
-            lines.append(json.dumps(row).encode() + b"\n")
-            size += len(lines[-1])
-            if size >= BLOCK_BYTES:
-                yield Block(file, raw.tell() - done, first, b"".join(lines))
-                done, first, lines, size = raw.tell(), False, [], 0
-        yield Block(file, file.bytes - done, first, b"".join(lines))
+    try:
+        with file.open() as raw:
+            done, first, lines, size = 0, True, [], 0
+            for row in objects(file, unpacked(file, raw)):
+                lines.append(json.dumps(row).encode() + b"\n")
+                size += len(lines[-1])
+                if size >= BLOCK_BYTES:
+                    yield Block(file, raw.tell() - done, first, b"".join(lines))
+                    done, first, lines, size = raw.tell(), False, [], 0
+            yield Block(file, file.bytes - done, first, b"".join(lines))
+    except READ_ERRORS as error:
+        raise unreadable(file, error) from None
 
 
 def _rows_of_csv(file: SourceFile, columns: RecordColumns) -> Iterator[Block]:
@@ -99,7 +101,7 @@ def _rows_of_csv(file: SourceFile, columns: RecordColumns) -> Iterator[Block]:
                     yield Block(file, raw.tell() - done, first, records)
                     done, first, records, size = raw.tell(), False, Records(), 0
             yield Block(file, file.bytes - done, first, records)
-    except (OSError, EOFError, lzma.LZMAError, pa.ArrowException) as error:
+    except READ_ERRORS as error:
         raise unreadable(file, error, "as CSV ") from None
 
 

@@ -6,11 +6,13 @@ import glob
 import os
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from smtrain.core.config import textfiles
+from smtrain.core.config.compressed import HEAD, compressed_fault
 from smtrain.core.config.textfiles import ENDINGS, LeftOut
 from smtrain.core.errors import DataError, SmtrainError, first_line
 from smtrain.core.facts import table
@@ -177,9 +179,23 @@ def unreadable(file: SourceFile, error: BaseException, kind: str = "") -> Smtrai
         return made(f"{file.path} cannot be read: {explain(error)}.")
     if is_of_machine(error):
         return StorageError(f"{file.path} cannot be read ({first_line(error)}); run the same command again.")
-    if file.compression:
-        return DataError(f"{file.path} is not a whole {file.compression} file ({first_line(error)}); write it again.")
-    return DataError(f"{file.path} cannot be read {kind}({first_line(error)}); write it again.")
+    return DataError(f"{file.path} {_unreadable_fault(file, error, kind)}.")
+
+
+def _unreadable_fault(file: SourceFile, error: BaseException, kind: str) -> str:
+    """The fault of a file that its disk or store could give, with the remedy of its cause."""
+    if isinstance(error, PermissionError):
+        return f"cannot be read ({first_line(error)}); give this user the right to read it"
+    if isinstance(error, FileNotFoundError):
+        return "is gone since it was listed; put it back, or run the same command again without it"
+    again = "copy it again from where it came from, or write it again"
+    if not file.compression:
+        return f"cannot be read {kind}({first_line(error)}); {again}"
+    head = b""
+    with suppress(OSError), file.open() as raw:
+        head = raw.read(HEAD)
+    damage = f"is not a whole {file.compression} file ({first_line(error)}); {again}"
+    return compressed_fault(file.name, head) or damage
 
 
 # S3, through pyarrow
