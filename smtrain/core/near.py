@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -55,6 +56,8 @@ def hint(word: str, known: Iterable[str], others: Mapping[str, Iterable[str]] | 
 def near_path(path: str | Path) -> str:
     """`did you mean X? ` for a path that does not exist, if its folder holds a similar name; else empty."""
     wrong = Path(path)
+    if os.path.lexists(wrong):  # it exists, but as another kind of file than the caller needs
+        return ""
     try:
         names = [entry.name for entry in wrong.parent.iterdir() if not entry.name.startswith(".")]
     except OSError:

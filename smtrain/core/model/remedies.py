@@ -20,9 +20,16 @@ _LFS = b"version https://git-lfs.github.com/spec/"
 _PAGES = (b"<!doctype html", b"<html", b"<head", b"<body")
 _ANSWERS = (b"entry not found", b"repository not found", b"invalid username or password", b"access to model", b"<?xml")
 _PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"7z\xbc\xaf": "7z", b"\xfd7zXZ": "xz", b"BZh": "bzip2"}
+_ARCHIVES = (".tar.gz", ".tgz", ".tar", ".zip", ".7z", ".tar.bz2", ".tar.xz", ".tar.zst")
+_UNPACK = "unpack it, as with `tar -xf`, and name the folder that then has config.json"
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
 _JSON = (".json", ".index.json")
 _AGAIN = "copy this file again from where the model came from"
+
+
+def archive_fault(name: str) -> str | None:
+    """The fault, with the remedy, of a path or URI whose ending is that of an archive; None for any other."""
+    return f"is an archive; {_UNPACK}" if name.lower().rstrip("/").endswith(_ARCHIVES) else None
 
 
 def misfit(name: str, head: bytes, size: int) -> str | None:
@@ -47,9 +54,12 @@ def misfit(name: str, head: bytes, size: int) -> str | None:
         return f"is a server's answer ({shown}), not the file: the download was refused; {_AGAIN}"
     if not head.strip(b"\0"):
         return f"has only zero bytes where it should begin: its download or copy did not end; {_AGAIN}"
+    if archive := archive_fault(name):
+        return archive
     for magic, kind in _PACKED.items():
         if head.startswith(magic):
-            return f"is packed with {kind}; unpack it under the name {PurePosixPath(name).name}"
+            plain = re.sub(r"\.(gz|zst|7z|xz|bz2)$", "", PurePosixPath(name).name)
+            return f"is packed with {kind}; unpack it under the name {plain}"
     if name.endswith(_JSON):
         return _misfit_json(head)
     return _misfit_weights(name, head)
@@ -195,6 +205,8 @@ def folder_misfit(names: Iterable[str], shown: object) -> str | None:
     `names` are relative to the folder, `shown` is the user's name for it.
     """
     held = list(names)
+    if not held and (archive := archive_fault(str(shown))):  # named as a folder or prefix
+        return f"{shown} {archive}"
     if ADAPTER in held:
         return (
             f"{shown} holds an adapter, not a model; merge it into its base with "
@@ -212,7 +224,8 @@ def folder_misfit(names: Iterable[str], shown: object) -> str | None:
             return f"{shown} holds {what} ({fits[0]}); {remedy}"
     if named_well and CONFIG not in held:
         return f"{shown} holds {named_well[0]} without its {CONFIG}; copy {CONFIG} of the same model next to it"
-    return None
+    archive = next((name for name in sorted(held) if CONFIG not in held and archive_fault(name)), None)
+    return f"{shown} holds an archive ({archive}) and no {CONFIG}; {_UNPACK}" if archive else None
 
 
 def missing_shards(names: Iterable[str]) -> tuple[list[str], list[str]]:

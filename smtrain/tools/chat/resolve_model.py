@@ -20,7 +20,15 @@ from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.files import home, read_value
 from smtrain.core.model.hf_folder import folder_of, tokenizer_in
 from smtrain.core.model.hf_folder import weights_in as first_of_weights
-from smtrain.core.model.remedies import HEAD, broken_link, file_kind, file_misfit, folder_misfit, misfit, missing_shards
+from smtrain.core.model.remedies import (
+    HEAD,
+    broken_link,
+    file_kind,
+    file_misfit,
+    folder_misfit,
+    misfit,
+    missing_shards,
+)
 from smtrain.core.near import near_path
 from smtrain.core.protocol.uris import RUN, RUN_NAME, not_here, respelled
 from smtrain.core.text import Say

@@ -1137,6 +1137,36 @@ MODEL = (
     ),
     case(
         "local",
+        {"model.weights": "s3://bucket/out/model.tar.gz"},
+        "model.weights: s3://bucket/out/model.tar.gz is an archive",
+        ("unpack it, as with `tar -xf`, and name the folder", {"model.weights": "@/model"}),
+    ),
+    case(
+        "local",
+        both(write("packed/model.tar.gz", b"\x1f\x8b\x08"), {"model.weights": "@/packed/model.tar.gz"}),
+        "model.tar.gz is a file, and it is an archive",
+        ("give the folder with weights", {"model.weights": "@/model"}),
+    ),
+    case(
+        "local",
+        {"model.path": "s3://bucket/out/model.tar.gz"},
+        "model.path: s3://bucket/out/model.tar.gz is an archive",
+        ("unpack it, as with `tar -xf`, and name the folder", {"model.path": "@/model"}),
+    ),
+    case(
+        "local",
+        both(write("packed/model.tar.gz", b"\x1f\x8b\x08"), {"model.path": "@/packed/model.tar.gz"}),
+        "model.tar.gz is a file, and it is an archive",
+        ("give a Hugging Face model folder", {"model.path": "@/model"}),
+    ),
+    case(
+        "local",
+        both(write("packed/model.tar.gz", b"\x1f\x8b\x08"), {"model.path": "@/packed"}),
+        "packed holds an archive (model.tar.gz) and no config.json",
+        ("unpack it, as with `tar -xf`, and name the folder", {"model.path": "@/model"}),
+    ),
+    case(
+        "local",
         {"model.weights": "@/nowhere"},
         "nowhere is not a folder",
         ("give one with weights", {"model.weights": "@/model"}),

@@ -18,13 +18,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from smtrain.core.errors import CheckpointError
-from smtrain.core.model.remedies import misfit
+from smtrain.core.errors import CheckpointError, DataError
+from smtrain.core.model.remedies import folder_misfit, misfit
+from smtrain.core.near import near_path
+from smtrain.tools.chat.resolve_model import find
 from smtrain.worker.checkpoint.convert import convert
 from smtrain.worker.checkpoint.huggingface.folder import HFSource
 from smtrain.worker.checkpoint.open import open_weights
 from smtrain.worker.checkpoint.summary import diff, inspect
 from smtrain.worker.checkpoint.targets import HuggingFace, Native, Nxd, make_target
+from smtrain.worker.data.tokenize.tokenizer import tokenizer_json
 from tests.worker.checkpoint.folders import GPT2, LLAMA, NEOX, hf_folder, random_weights, same, weights_of
 
 WEIGHTS, CONFIG, INDEX = "model.safetensors", "config.json", "model.safetensors.index.json"
@@ -513,3 +516,23 @@ def test_a_dense_model_of_an_unknown_family_is_not_called_a_mixture(tmp_path: Pa
     with_config({"model_type": "phimoe", "num_local_experts": 8})(folder)
     with pytest.raises(CheckpointError, match=r"'phimoe' \(a mixture of experts\)"):
         inspect(folder)
+
+
+def test_an_archive_is_unpacked_and_never_the_same_path_proposed(tmp_path: Path) -> None:
+    archive = tmp_path / "model.tar.gz"
+    archive.write_bytes(gzip.compress(b"x" * 900))
+    unpack = "archive; unpack it, as with `tar -xf`, and name the folder that then has config.json"
+    assert near_path(archive) == ""
+    assert near_path(tmp_path / "model.tar.g") == f"did you mean {archive}? "
+    for open_ in (open_weights, find):
+        with pytest.raises(CheckpointError, match=re.escape(unpack)):
+            open_(str(archive))
+        with pytest.raises(CheckpointError, match=r"holds an archive \(model.tar.gz\) and no config.json; unpack it"):
+            open_(str(tmp_path))
+    with pytest.raises(DataError, match=re.escape(unpack)):
+        tokenizer_json(archive)
+    for names, said in ((["model.tar.gz"], "holds an archive"), ([], "is an archive"), (["a.txt"], None)):
+        fault = folder_misfit(names, "s3://bucket/out/model.tar.gz/")
+        assert fault is said or (fault or "").startswith(f"s3://bucket/out/model.tar.gz/ {said}")
+    packed = misfit("model.safetensors.gz", archive.read_bytes()[:512], 90)
+    assert packed == "is packed with gzip; unpack it under the name model.safetensors"

@@ -24,8 +24,10 @@ from smtrain.core.model.hf_config import normalise, positions_named
 from smtrain.core.model.hf_folder import checkpoint_in, tokenizer_in, weights_in
 from smtrain.core.model.lora import AdapterShape, Lora, stage_faults, targets_of
 from smtrain.core.model.remedies import (
+    archive_fault,
     broken_link,
     dequantize,
+    file_kind,
     file_misfit,
     folder_misfit,
     missing_shards,
@@ -158,6 +160,10 @@ def _place_faults(config: JobConfig, key: str, path: str, more: tuple[str, ...] 
         yield {key}, f"{key}: {path} must look like run://NAME, the name of an earlier run"
     elif "://" in path and not path.startswith(schemes):
         yield {key}, f"{key}: {path} is not a folder or {A_URI[store]}"
+    elif "://" in path and (archive := archive_fault(path)):
+        yield {key}, f"{key}: {path} {archive}"
+    elif "://" not in path and Path(path).is_file():
+        yield {key}, f"{key}: {path} is a file, and {file_kind(Path(path))}; give the folder with weights"
     elif "://" not in path and not Path(path).is_dir():
         remedy = f"{near_path(path)}give one with weights, or {A_URI[store]}"
         yield {key}, Sentence(f"{key}: {path} is not a folder; {remedy}", "model.not_found")
@@ -216,6 +222,8 @@ def folder_faults(config: JobConfig, *, shape_alone: bool = False) -> Iterator[F
                 {"model.path"},
                 f"model.path: {path} is not a folder, {store}, hf://, modelscope://, demo:// or run://",
             )
+        elif archive := archive_fault(path):
+            yield {"model.path"}, f"model.path: {path} {archive}"
     else:
         described, fault = _read_config(Path(path), object_store(config.target))
         if fault:
@@ -231,6 +239,8 @@ def folder_faults(config: JobConfig, *, shape_alone: bool = False) -> Iterator[F
 def _read_config(folder: Path, store: str) -> tuple[dict[str, Any], str]:
     """The config.json of a model's folder, and why it cannot be read, else an empty text."""
     file = folder / "config.json"
+    if folder.is_file():
+        return {}, f"{folder} is a file, and {file_kind(folder)}; give a Hugging Face model folder"
     if not folder.is_dir():
         name = "/".join(folder.parts[-2:])
         on_hub = not folder.parent.exists() and HUB.fullmatch(f"hf://{name}")

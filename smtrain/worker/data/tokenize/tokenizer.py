@@ -16,7 +16,7 @@ from smtrain.core.files import read_value
 from smtrain.core.model import hf_tokenizer
 from smtrain.core.model.hf_folder import tokenizer_in
 from smtrain.core.model.hf_tokenizer import Say
-from smtrain.core.model.remedies import file_misfit
+from smtrain.core.model.remedies import file_kind, file_misfit
 from smtrain.core.near import near_path
 from smtrain.worker.data.pack.indexed import token_dtype
 
@@ -111,6 +111,8 @@ def tokenizer_json(folder: Path) -> bytes:
             f"{folder} does not exist; {near_path(folder)}give the folder of a model, for its tokenizer.",
             code="data.not_found",
         )
+    if folder.is_file():
+        raise DataError(f"{folder} is a file, and {file_kind(folder)}; give the folder of a model, for its tokenizer.")
     if not files:
         raise DataError(
             f"{folder} has no tokenizer.json, nor vocab.json with merges.txt, nor tokenizer.model; give the model's "
