@@ -20,6 +20,7 @@ from smtrain.client.launch import pools
 from smtrain.client.launch.inputs import upload_all
 from smtrain.client.launch.ownership import claim
 from smtrain.client.launch.pools import LOOK, waiting
+from smtrain.client.launch.siblings import refuse_siblings
 from smtrain.client.launch.stages import Chain, StagePlan
 from smtrain.client.launch.wheels import travelling
 from smtrain.client.sdk.session import answer_was_lost
@@ -51,6 +52,7 @@ def submit(chain: Chain, plan: StagePlan, say: Say, *, again: bool = False) -> J
             f"{other.name} is writing checkpoints of run {chain.config.name!r}; wait for it, stop it with "
             f"`smtrain stop {other.name}`, or give this run another name"
         )
+    refuse_siblings(chain.config, plan.request, sagemaker(chain.target))
     if plan.stage == "train" and chain.config.compute.keep_alive:
         pools.before(sagemaker(chain.target), plan.request, say, wait=chain.config.compute.pool_wait)
     compute = chain.config.compute

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 
+from smtrain.client.launch.siblings import sibling_of
 from smtrain.client.preflight.context import Absent, Context
 from smtrain.client.preflight.findings import Finding
 from smtrain.core.config.schema import inputs_of, other_inputs
@@ -48,6 +50,13 @@ def inputs(context: Context) -> Iterator[Finding]:
         uri = resolved.get(key, path)
         if not uri.startswith("s3://") or not read.get(key, True):
             continue
+        ask = partial(context.ask, "s3", "list_objects_v2", absent=["NoSuchBucket"])
+        with suppress(Absent):
+            if found := sibling_of(ask, uri):
+                sibling, remedy = found
+                text = f"{key}: SageMaker reads all keys that begin like {uri}, also {sibling}"
+                yield Finding("inputs", "fault", text, remedy)
+                continue
         sizes = list(sizes_by_name(context, uri).values())
         total = sum(sizes)
         about = f"{uri} holds {len(sizes):,} objects, {total / GIB:.1f} GiB"

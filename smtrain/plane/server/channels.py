@@ -78,23 +78,26 @@ def resolve(client: Any, request: dict[str, Any], rank: int, hosts: int) -> list
 def list_prefix(client: Any, uri: str) -> list[Entry]:
     """The objects of an S3Prefix in key order, named as on an instance.
 
-    A prefix that is a folder (`a/b` or `a/b/`, with keys `a/b/...`) gives paths below it; any other prefix gives
-    paths below its last slash, so the key of one object gives its base name.
+    All keys that begin like the prefix match, also those of a folder next to the one that is meant: `a/b` matches
+    `a/b2/c`. Keys of the folder (`a/b/...` for `a/b` or `a/b/`) give paths below it. Any other key gives the path below
+    the prefix's last slash, as SageMaker keeps the whole name of a file that a prefix matches in part
+    (aws/sagemaker-python-sdk, issue 3612).
     """
     bucket, prefix = split_uri(uri)
     try:
         items = list(objects_at(client.list_objects_v2, uri))
     except client.exceptions.ClientError as error:
         raise refused(error, f"bucket {bucket} of {uri}") from None
-    folder = prefix if not prefix or prefix.endswith("/") else prefix + "/"
-    if any(item["Key"].startswith(folder) for item in items):
-        items = [item for item in items if item["Key"].startswith(folder)]
-    else:
-        folder = prefix[: prefix.rfind("/") + 1]
+    folder, around = prefix if not prefix or prefix.endswith("/") else prefix + "/", prefix[: prefix.rfind("/") + 1]
     entries = [
-        Entry(item["Key"], item["Key"][len(folder) :], item["Size"], item["LastModified"].timestamp())
+        Entry(
+            key,
+            key[len(folder if key.startswith(folder) else around) :],
+            item["Size"],
+            item["LastModified"].timestamp(),
+        )
         for item in sorted(items, key=lambda item: item["Key"])
-        if not item["Key"].endswith("/")
+        if not (key := item["Key"]).endswith("/")
     ]
     if not entries:
         raise InputError(

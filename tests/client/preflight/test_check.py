@@ -445,7 +445,7 @@ def test_a_model_in_s3_is_looked_at_as_one_on_disk(aws: dict[str, Any], bucket: 
 
 
 def test_inputs_of_a_great_many_tiny_objects_and_empty_ones_are_told(aws: dict[str, Any], bucket: str) -> None:
-    there = with_(aws, "data", path=f"s3://{bucket}/text")
+    there = with_(aws, "data", path=f"s3://{bucket}/text/")
     assert "is empty" in only_fault(report(there, "inputs"), "inputs")
     put(f"s3://{bucket}/text", {"a.jsonl": b"x" * 100})
     assert report(there, "inputs").ok

@@ -275,6 +275,25 @@ CASES = [
         ("or upload what should be there", stored("text", {"a.jsonl": b"x"})),
     ),
     case(
+        "inputs",
+        both(
+            keys({"data.path": "s3://BUCKET/text"}),
+            stored("text", {"a.jsonl": b"x"}),
+            stored("text-old", {"a.jsonl": b"x"}),
+        ),
+        "SageMaker reads all keys that begin like s3://",
+        ("write s3://", keys({"data.path": "s3://BUCKET/text/"})),
+    ),
+    case(
+        "inputs",
+        both(keys({"data.path": "s3://BUCKET/text/a.jsonl"}), stored("text", {"a.jsonl": b"x", "a.jsonl.bak": b"x"})),
+        "SageMaker reads all keys that begin like s3://",
+        (
+            "put it under a prefix where no other key begins like it",
+            both(stored("only", {"a.jsonl": b"x"}), keys({"data.path": "s3://BUCKET/only/a.jsonl"})),
+        ),
+    ),
+    case(
         "model",
         keys({"model.path": "s3://BUCKET/model"}),
         "holds no config.json",
