@@ -12,7 +12,7 @@ from smtrain.client.launch.environment import environment
 from smtrain.client.planner.stages import machine_for, volume_for
 from smtrain.client.planner.this_machine import is_here
 from smtrain.core.config import JobConfig, Stage
-from smtrain.core.facts.engines import family
+from smtrain.core.facts.engines import takes_volume
 from smtrain.core.facts.images import image_uri, in_registry, training_image
 from smtrain.core.protocol.requests import HERE, machines_of
 from smtrain.core.protocol.uris import data_source
@@ -131,15 +131,6 @@ def local_hosts(config: JobConfig) -> LocalHosts:
         return LocalHosts()
     cpus = "" if local.cpus is None else f"{local.cpus:g}"
     return LocalHosts(local.run_in, local.memory or "", cpus)
-
-
-def takes_volume(instance_type: str) -> bool:
-    """Whether hosts of this type get an EBS volume, and so take its key; types with their own NVMe disks do not.
-
-    The rule is the SageMaker SDK's: a "d" in the family's name, and families known to bring disks.
-    """
-    its = family(instance_type)
-    return "d" not in its and not its.startswith(("g5", "g6", "p5", "trn"))
 
 
 def _channel(name: str, uri: str, mode: str) -> dict[str, Any]:

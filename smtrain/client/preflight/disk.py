@@ -7,7 +7,6 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from smtrain.client.launch.request import takes_volume
 from smtrain.client.planner.this_machine import is_here
 from smtrain.client.preflight.context import Context, described_in
 from smtrain.client.preflight.findings import Finding
@@ -15,6 +14,7 @@ from smtrain.client.preflight.storage import sizes_by_name
 from smtrain.core.config import textfiles
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts import instance
+from smtrain.core.facts.engines import takes_volume
 from smtrain.core.text import span
 
 # Bytes of text per token: low for code and rare scripts, high for English under large vocabularies.

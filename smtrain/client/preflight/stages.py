@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from smtrain.client.launch.request import takes_volume
 from smtrain.client.planner.preparing import reading_seconds
 from smtrain.client.planner.stages import USABLE, host_gib, need, volume_needed
 from smtrain.client.planner.workload import text_bytes
@@ -13,6 +12,7 @@ from smtrain.client.preflight.disk import larger_volume
 from smtrain.client.preflight.findings import Finding
 from smtrain.core.config.units import spell
 from smtrain.core.facts import table
+from smtrain.core.facts.engines import takes_volume
 from smtrain.core.machine import memory_here
 from smtrain.core.model.footprint import GIB
 from smtrain.core.protocol.requests import groups_of

@@ -29,7 +29,7 @@ def compressed_fault(name: str, head: bytes) -> str | None:
             ending = next(ending for ending, kind in COMPRESSIONS.items() if kind == other)
             return f"is compressed by {other}, not by {packed}; name it {bare}{ending}"
         if not head.strip(b"\0"):
-            return "begins with zero bytes: its download or copy did not end; copy it again from where it came from"
+            return "begins with zero bytes: its download or copy did not end; copy the original again"
         return f"is not compressed by {packed}, by its first bytes; if it is plain, name it {bare}, else write it again"
     if packed == "zstd" and (window := window_of(head)) > LARGEST_WINDOW:
         return (

@@ -116,6 +116,15 @@ def family(instance_type: str) -> str:
     return parts[1] if len(parts) == 3 else instance_type
 
 
+def takes_volume(instance_type: str) -> bool:
+    """Whether hosts of this type get an EBS volume, and so take its key; types with their own NVMe disks do not.
+
+    The rule is the SageMaker SDK's: a "d" in the family's name, and families known to bring disks.
+    """
+    its = family(instance_type)
+    return "d" not in its and not its.startswith(("g5", "g6", "p5", "trn"))
+
+
 def is_neuron(instance_type: str) -> bool:
     """Whether instances of this type have Neuron cores."""
     named = instance_type.startswith("trn") and instance(instance_type) is not None  # EC2 has no name for Trainium3

@@ -18,7 +18,7 @@ from xml.sax.saxutils import escape
 from botocore.exceptions import UnknownServiceError
 
 from smtrain.core.botocore_models import described
-from smtrain.plane.server import validation
+from smtrain.plane.server import limits, validation
 from smtrain.plane.server.refusals import HERE
 
 OURS = frozenset(
@@ -70,6 +70,9 @@ class Operations:
         self.app = app
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        if beyond := _limit_fault(environ):
+            operation, error = beyond
+            return answer(environ, operation, error, start_response)
         if not (environ.get("HTTP_X_AMZ_TARGET") or environ.get("QUERY_STRING") or _is_sagemaker(environ)):
             return self.app(environ, start_response)  # type: ignore[no-any-return]
         service, operation = named(environ)
@@ -84,6 +87,21 @@ class Operations:
             error = (400, "MalformedPolicy", "the body of PutBucketPolicy is not a JSON object with a Statement")
             return answer(environ, "s3:PutBucketPolicy", error, start_response)
         return self.app(environ, start_response)  # type: ignore[no-any-return]
+
+
+def _limit_fault(environ: dict[str, Any]) -> tuple[str, limits.Error] | None:
+    """The operation and the error of a request that is beyond a limit of AWS."""
+    service = service_of(environ)
+    if service == "s3":
+        limits.cap_page(environ)
+        deletes = environ["REQUEST_METHOD"] == "POST" and "delete" in environ.get("QUERY_STRING", "")
+        error = limits.s3_fault(environ, body_of(environ) if deletes else b"")
+        return (operation_of(environ), error) if error else None
+    if service == "iam":
+        operation = operation_of(environ)
+        error = limits.iam_fault(operation.partition(":")[2], body_of(environ))
+        return (operation, error) if error else None
+    return None
 
 
 def _is_policy(body: bytes) -> bool:

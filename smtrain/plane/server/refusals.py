@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from smtrain.core.facts.engines import takes_volume
 from smtrain.plane.server import pools
 
+LONGEST_RUN = 28 * 86400
+"""Seconds: StoppingCondition says that the maximum is 28 days."""
 HERE = "smtrain's local control plane"
 # Parts of a request that need services that the control plane does not have.
 ABSENT = {
@@ -28,6 +31,10 @@ def fault_of(request: dict[str, Any]) -> str | None:
         return fault
     if fault := _machines_fault(request.get("ResourceConfig") or {}) or _spot_fault(request) or pools.fault_of(request):
         return fault
+    if fault := _tags_fault(request.get("Tags") or []):
+        return fault
+    if (request.get("StoppingCondition") or {}).get("MaxRuntimeInSeconds", 0) > LONGEST_RUN:
+        return f"Invalid MaxRuntimeInSeconds. It must be at most {LONGEST_RUN}"
     for part, key in (
         ("OutputDataConfig", "S3OutputPath"), ("CheckpointConfig", "S3Uri"),
         ("TensorBoardOutputConfig", "S3OutputPath"),
@@ -73,6 +80,18 @@ def _machines_fault(resources: dict[str, Any]) -> str | None:
     entries = [resources] if isinstance(counted, str) else counted or []
     if any(entry.get("InstanceCount", 1) < 1 for entry in entries):
         return "ResourceConfig: InstanceCount must be at least 1"
+    kinds = [entry["InstanceType"] for entry in entries]
+    if resources.get("VolumeKmsKeyId") and (disks := next((kind for kind in kinds if not takes_volume(kind)), None)):
+        return f"VolumeKmsKeyId is not supported for {disks}, which has storage of its own"
+    return None
+
+
+def _tags_fault(tags: list[dict[str, str]]) -> str | None:
+    keys = [tag["Key"] for tag in tags]
+    if own := next((key for key in keys if key.lower().startswith("aws:")), None):
+        return f"Tag keys starting with 'aws:' are reserved for system use: {own}"
+    if twice := next((key for key in keys if keys.count(key) > 1), None):
+        return f"Duplicate tag keys found. Tag keys must be unique: {twice}"
     return None
 
 

@@ -30,7 +30,7 @@ def store(*keys: str) -> Any:
         ("s3://b/data", ["data/a", "data2/b"], "also s3://b/data2/; write s3://b/data/"),
         ("s3://b/x/data", ["x/data/a", "x/data.txt"], "also s3://b/x/data.txt; write s3://b/x/data/"),
         ("s3://b/data", ["data", "data/a"], "also s3://b/data; write s3://b/data/"),
-        ("s3://b/a.jsonl", ["a.jsonl", "a.jsonl.bak"], "also s3://b/a.jsonl.bak; put it under a prefix where no other"),
+        ("s3://b/a.jsonl", ["a.jsonl", "a.jsonl.bak"], "also s3://b/a.jsonl.bak; put it under a prefix of its own"),
         ("s3://b/data", ["data/a", "data/deep/b", "other/c"], None),
         ("s3://b/data/", ["data/a", "data2/b"], None),
         ("s3://b/a.jsonl", ["a.jsonl"], None),

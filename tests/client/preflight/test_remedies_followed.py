@@ -289,7 +289,7 @@ CASES = [
         both(keys({"data.path": "s3://BUCKET/text/a.jsonl"}), stored("text", {"a.jsonl": b"x", "a.jsonl.bak": b"x"})),
         "SageMaker reads all keys that begin like s3://",
         (
-            "put it under a prefix where no other key begins like it",
+            "put it under a prefix of its own",
             both(stored("only", {"a.jsonl": b"x"}), keys({"data.path": "s3://BUCKET/only/a.jsonl"})),
         ),
     ),

@@ -1039,7 +1039,7 @@ DATA = (
         "local",
         both(write("text/a.jsonl.gz", bytes(40)), remove("text/a.jsonl")),
         "begins with zero bytes",
-        ("copy it again from where it came from", write("text/a.jsonl.gz", gzip.compress(b'{"text": "a"}'))),
+        ("copy the original again", write("text/a.jsonl.gz", gzip.compress(b'{"text": "a"}'))),
     ),
     case(
         "local",

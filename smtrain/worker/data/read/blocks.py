@@ -88,7 +88,7 @@ def unpacked(file: SourceFile, raw: Any) -> Any:
     stream = raw
     if file.compression:
         # pyarrow has no xz, and refuses zero bytes after the last member of a gzip file, which gzip itself ignores
-        own = {"xz": lzma.open, "gzip": gzip.open}
+        own: dict[str, Any] = {"xz": lzma.open, "gzip": gzip.open}
         open_ = own.get(file.compression) or partial(pa.CompressedInputStream, compression=file.compression)
         stream = open_(raw)
     return _in_utf8(file, stream) if file.kind not in ("warc", "tar") else stream

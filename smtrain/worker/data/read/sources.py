@@ -188,7 +188,7 @@ def _unreadable_fault(file: SourceFile, error: BaseException, kind: str) -> str:
         return f"cannot be read ({first_line(error)}); give this user the right to read it"
     if isinstance(error, FileNotFoundError):
         return "is gone since it was listed; put it back, or run the same command again without it"
-    again = "copy it again from where it came from, or write it again"
+    again = "copy the original again, or write it again"
     if not file.compression:
         return f"cannot be read {kind}({first_line(error)}); {again}"
     head = b""

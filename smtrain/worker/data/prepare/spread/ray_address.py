@@ -92,7 +92,7 @@ def _endpoint(address: str) -> tuple[str, int] | None:
 
 
 def _running() -> str:
-    """The address of the cluster that this machine belongs to, as Ray finds it; empty if there is none."""
+    """The address of the cluster that this machine belongs to, as Ray finds it; empty without one."""
     with suppress(Exception):  # a private function: without it, Ray's own error is the answer
         from ray._private.services import canonicalize_bootstrap_address
 
