@@ -56,6 +56,7 @@ def connect(instead: str = "leave out local.run_in") -> Any:
         if address().startswith("unix://"):
             # The SDK leaves a socket open that cannot connect.
             with socket.socket(socket.AF_UNIX) as probe:
+                probe.settimeout(ASK_SECONDS)  # connecting blocks if a daemon that hangs has a full queue
                 probe.connect(address().removeprefix("unix://"))
         client = docker.from_env(timeout=ASK_SECONDS)
         client.ping()

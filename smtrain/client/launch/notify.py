@@ -9,6 +9,7 @@ import http.client
 import json
 import os
 import subprocess
+import threading
 import time
 import urllib.error
 import urllib.parse
@@ -28,8 +29,8 @@ from smtrain.core.config.outputs import Occasion
 from smtrain.core.errors import ConfigError, JobError, first_line
 from smtrain.core.text import Say, clean
 
-PATIENCE = 30
-"""Seconds that a command or a webhook may take."""
+PATIENCE: float = 30
+"""Seconds that a command or a webhook may take, connecting included."""
 _STATUS: dict[Occasion, str] = {"finished": "Completed", "failed": "Failed", "stopped": "Stopped"}
 
 
@@ -105,19 +106,38 @@ def tell(config: JobConfig, event: RunEvent, say: Say) -> None:
 
 
 def _post(variable: str, body: bytes, say: Say) -> None:
-    """Post JSON to the URL in a variable; say if it is refused, but never the URL, with which anyone may write."""
+    """Post JSON to the URL in a variable; say if it fails, but never the URL, with which anyone may write."""
     try:
         request = urllib.request.Request(  # noqa: S310  `_url` allows http and https only
             _url(variable), data=body, headers={"Content-Type": "application/json"}
         )
-        with urllib.request.urlopen(request, timeout=PATIENCE):  # noqa: S310
-            pass
     except ConfigError as error:
         say(first_line(error))
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        if isinstance(error, urllib.error.HTTPError):
-            error.close()
-        say(f"notify.webhook_env: the URL in {variable} refused the message ({type(error).__name__})")
+        return
+    outcomes: list[str] = []
+
+    def send() -> None:
+        try:
+            with urllib.request.urlopen(request, timeout=PATIENCE):  # noqa: S310
+                outcomes.append("")
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            if isinstance(error, urllib.error.HTTPError):
+                error.close()
+                outcomes.append(f"refused the message (HTTP {error.code})")
+            elif not _is_late(error):
+                outcomes.append(f"could not be told ({type(error).__name__})")
+
+    # urlopen limits each read, and looking up a name has no limit, so the thread is left behind after the whole time.
+    sending = threading.Thread(target=send, daemon=True)
+    sending.start()
+    sending.join(PATIENCE)
+    outcome = outcomes[0] if outcomes else f"did not answer within {PATIENCE:g} s"
+    if outcome:
+        say(f"notify.webhook_env: the URL in {variable} {outcome}")
+
+
+def _is_late(error: Exception) -> bool:
+    return isinstance(error, TimeoutError) or isinstance(getattr(error, "reason", None), TimeoutError)
 
 
 def _url(variable: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import sys
@@ -144,7 +145,29 @@ def test_an_answer_that_is_no_http_changes_nothing(answer: bytes, monkeypatch: p
         notify.tell(of(webhook_env="SECRET_HOOK", sns=None), event, said.append)
         thread.join()
     assert not any("/secret" in line for line in said)
-    assert said == [] or "refused the message" in said[0]
+    assert said == [] or "could not be told" in said[0]
+
+
+def test_a_receiver_that_never_ends_its_answer_is_left_after_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each byte comes in time, so that a limit of each read would never end the call."""
+    monkeypatch.setattr(notify, "PATIENCE", 0.3)
+    over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("SECRET_HOOK", f"http://127.0.0.1:{server.getsockname()[1]}/secret")
+
+        def drip() -> None:
+            with server.accept()[0] as connection, contextlib.suppress(OSError):
+                while not over.wait(0.05):
+                    connection.sendall(b"H")
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        said: list[str] = []
+        event = notify.RunEvent("llama", "finished", "train", "llama-train-1", "", "run llama has finished", 0.0)
+        notify.tell(of(webhook_env="SECRET_HOOK", sns=None), event, said.append)
+        over.set()
+        thread.join()
+    assert said == ["notify.webhook_env: the URL in SECRET_HOOK did not answer within 0.3 s"]
 
 
 def test_a_variable_that_is_unset_during_the_run_changes_nothing() -> None:
