@@ -121,3 +121,12 @@ def first_line(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror and isinstance(error.errno, int):
         return f"{error.strerror[0].lower()}{error.strerror[1:]}"
     return (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
+
+
+def read_remedy(error: BaseException, otherwise: str) -> str:
+    """The remedy for a file that cannot be read: that of the system's error, or `otherwise` if its content is bad."""
+    if isinstance(error, PermissionError):
+        return "give this user the right to read it"
+    if isinstance(error, FileNotFoundError):
+        return "put it back"
+    return otherwise

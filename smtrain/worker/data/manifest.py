@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from smtrain.core.errors import DataError, first_line
+from smtrain.core.errors import DataError, first_line, read_remedy
 from smtrain.core.files import read_object, write_atomically
 from smtrain.core.protocol.container import PREPARED_FORMAT
 from smtrain.core.protocol.prepared import manifest_damage
@@ -162,7 +162,8 @@ class DatasetManifest:
                 code="data.not_found",
             ) from None
         except (OSError, ValueError) as error:
-            raise DataError(f"{path} cannot be read ({first_line(error)}); prepare the data again.") from error
+            remedy = read_remedy(error, "prepare the data again")
+            raise DataError(f"{path} cannot be read ({first_line(error)}); {remedy}.") from error
         version = fields.get("format_version")
         if version != PREPARED_FORMAT:
             raise DataError(

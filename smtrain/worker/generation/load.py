@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from smtrain.core.errors import CheckpointError, SmtrainError, first_line
+from smtrain.core.errors import CheckpointError, SmtrainError, first_line, read_remedy
 from smtrain.core.extras import missing
 from smtrain.core.files import read_value
 from smtrain.core.model import hf_tokenizer
@@ -183,7 +183,9 @@ def not_loaded(folder: Path, error: BaseException) -> str:
         try:
             if file.exists():
                 read_value(file)
-        except (OSError, ValueError) as broken:
+        except OSError as broken:
+            return f"{file} cannot be read ({first_line(broken)}); {read_remedy(broken, 'check the disk')}."
+        except ValueError as broken:
             return f"{file} is not JSON ({first_line(broken)}); mend it there, or copy this file again."
     if not (folder / "config.json").is_file():
         return (

@@ -145,6 +145,17 @@ def test_a_compressed_file_that_cannot_be_read_has_the_remedy_of_its_cause(tmp_p
         (tmp_path / f"{name}{ending}").unlink()
 
 
+def test_a_file_that_may_not_be_read_is_not_to_be_written_again(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}'))
+    (file,) = find_files(tmp_path)
+    for error, said in (
+        (PermissionError(13, "Permission denied"), "(permission denied); give this user the right to read it."),
+        (FileNotFoundError(2, "No such file or directory"), "(no such file or directory); put it back."),
+        (OSError("CRC check failed"), "gzip file (CRC check failed); copy the original again, or write it again."),
+    ):
+        assert str(sources.unreadable(file, error)).endswith(said)
+
+
 def test_which_files_are_found(tmp_path: Path) -> None:
     for name in ("b.txt", "sub/a.txt", "code.py", ".hidden.txt", ".git/x.txt", "rows.jsonl", "out/made.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)

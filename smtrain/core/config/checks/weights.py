@@ -15,7 +15,7 @@ from smtrain.core.config.checks.rule import Fault, broken
 from smtrain.core.config.checks.train import TRAIN, engine_faults
 from smtrain.core.config.schema import JobConfig
 from smtrain.core.config.training import RopeSection
-from smtrain.core.errors import ConfigError, Sentence, SmtrainError, first_line
+from smtrain.core.errors import ConfigError, Sentence, SmtrainError, first_line, read_remedy
 from smtrain.core.facts.names import is_gated, positions
 from smtrain.core.files import read_value
 from smtrain.core.model.extension import longer, positions_after
@@ -257,7 +257,8 @@ def _read_config(folder: Path, store: str) -> tuple[dict[str, Any], str]:
     try:
         described = read_value(file)
     except (OSError, ValueError) as error:
-        return {}, f"{file} cannot be read ({first_line(error)}); mend it there, or copy this one file again"
+        remedy = read_remedy(error, "mend it there, or copy this one file again")
+        return {}, f"{file} cannot be read ({first_line(error)}); {remedy}"
     if not isinstance(described, dict):
         return {}, f"{file} is {with_article(type(described).__name__)}, not a mapping; copy this one file again"
     return described, ""

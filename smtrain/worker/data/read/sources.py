@@ -14,7 +14,7 @@ from typing import Any, Literal
 from smtrain.core.config import textfiles
 from smtrain.core.config.compressed import HEAD, compressed_fault
 from smtrain.core.config.textfiles import ENDINGS, LeftOut
-from smtrain.core.errors import DataError, SmtrainError, first_line
+from smtrain.core.errors import DataError, SmtrainError, first_line, read_remedy
 from smtrain.core.facts import table
 from smtrain.core.near import hint, near_path
 from smtrain.core.protocol.s3_probe import unanswered
@@ -184,13 +184,9 @@ def unreadable(file: SourceFile, error: BaseException, kind: str = "") -> Smtrai
 
 def _unreadable_fault(file: SourceFile, error: BaseException, kind: str) -> str:
     """The fault of a file that its disk or store could give, with the remedy of its cause."""
-    if isinstance(error, PermissionError):
-        return f"cannot be read ({first_line(error)}); give this user the right to read it"
-    if isinstance(error, FileNotFoundError):
-        return "is gone since it was listed; put it back, or run the same command again without it"
     again = "copy the original again, or write it again"
-    if not file.compression:
-        return f"cannot be read {kind}({first_line(error)}); {again}"
+    if not file.compression or isinstance(error, (PermissionError, FileNotFoundError)):
+        return f"cannot be read {kind}({first_line(error)}); {read_remedy(error, again)}"
     head = b""
     with suppress(OSError), file.open() as raw:
         head = raw.read(HEAD)
