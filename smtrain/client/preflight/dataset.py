@@ -20,7 +20,7 @@ from smtrain.core.files import read_value
 from smtrain.core.model.extension import remarks_of
 from smtrain.core.model.hf_config import normalise, remarks
 from smtrain.core.model.hf_folder import checkpoint_in, tokenizer_in, weights_in
-from smtrain.core.model.hf_tokenizer import end_of_document, eos_fault, vocabulary_of
+from smtrain.core.model.hf_tokenizer import end_of_document, eos_fault, surplus_remark, vocab_in, vocabulary_of
 from smtrain.core.model.remedies import dequantize, folder_misfit, missing_shards, unreadable_quantization
 from smtrain.core.model.text_part import is_multimodal, text_part
 from smtrain.core.protocol.container import PREPARED_FORMAT
@@ -92,7 +92,10 @@ def _tokenizer_faults(context: Context, names: set[str], uri: str, described: di
 
 
 def _remarks(context: Context, described: dict[str, Any]) -> list[str]:
-    return remarks_of(described, context.config.extended(described), context.config.train.seq_len)
+    said = remarks_of(described, context.config.extended(described), context.config.train.seq_len)
+    path = context.model_path
+    surplus = surplus_remark(vocab_in(Path(path)), vocabulary_of(described)) if "://" not in path else ""
+    return [*said, *([surplus] if surplus else [])]
 
 
 def model_folder(folder: Path) -> Iterator[Finding]:
@@ -108,6 +111,7 @@ def model_folder(folder: Path) -> Iterator[Finding]:
             raise ValueError("it is not a JSON object")
         shape = normalise(described).shape
         said = remarks(described, 0) if is_multimodal(described) else []
+        said += filter(None, [surplus_remark(vocab_in(folder), shape.vocab)])
     except (OSError, ValueError, AttributeError) as error:
         yield Finding("model", "fault", f"{folder}/config.json cannot be read ({first_line(error)}); copy it again")
         return

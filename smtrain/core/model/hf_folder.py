@@ -13,6 +13,8 @@ WEIGHTS = (
     ("model.safetensors", "model.safetensors.index.json"),
     ("pytorch_model.bin", "pytorch_model.bin.index.json"),
 )
+ADAPTER = "adapter_config.json"
+"""The file that makes a folder an adapter in PEFT's form."""
 TOKENIZERS = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("tokenizer.model",))
 """Files that make a tokenizer; the first complete set counts."""
 
@@ -150,9 +152,18 @@ def folder_of(path: str) -> str:
 
 
 def weights_in(names: Iterable[str]) -> str | None:
-    """The file or index that readers of weights open first; None without weights."""
+    """The file or index whose weights count; None without weights.
+
+    The order is that of transformers' `from_pretrained`, which generates and evaluates: one file before an index.
+    """
     held = set(names)
-    return next((name for pair in WEIGHTS for name in reversed(pair) if name in held), None)
+    return next((name for pair in WEIGHTS for name in pair if name in held), None)
+
+
+def is_adapter(names: Iterable[str]) -> bool:
+    """Whether a folder holds an adapter and no whole model."""
+    held = set(names)
+    return ADAPTER in held and weights_in(held) is None and not any(_SHARD.fullmatch(name) for name in held)
 
 
 def checkpoint_in(names: Iterable[str]) -> bool:

@@ -1,7 +1,8 @@
 """Load tokenizers that transformers 4 or 5 saved; 4 cannot read a tokenizer_config.json of 5.
 
 A tokenizer in smtrain always gives the same ids for a text, and all of them: random sampling, truncation and padding
-that a folder switches on are switched off (`settle`), and reported.
+that a folder switches on are switched off (`settle`), and reported. It may have more ids than the model, as published
+ones do: only a text that gets one of them is refused (`unknown_token`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from smtrain.core.errors import SmtrainError
 from smtrain.core.files import read_object, read_value
@@ -25,6 +26,9 @@ _SWITCHES: dict[str, Any] = {"enable_sampling": False, "dropout": None, "truncat
 """Settings of tokenizer_config.json, and their values when off."""
 _SAMPLING = ("enable_sampling", "nbest_size", "alpha")
 """Settings that sentencepiece takes from `sp_model_kwargs`."""
+_MORE_TOKENS = ("additional_special_tokens", "extra_special_tokens", "added_tokens_decoder")
+"""Keys of tokenizer_config.json with several tokens."""
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _reported: set[Path] = set()
 _GENERIC = "PreTrainedTokenizerFast"  # transformers 5 writes TokenizersBackend; both read this name
 
@@ -40,15 +44,78 @@ def for_everyone(config: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
+class Backend(NamedTuple):
+    """A `tokenizers.Tokenizer`, the settings that were switched off in it, and whether it differs from its file."""
+
+    tokenizer: Any
+    switches: tuple[str, ...]
+    changed: bool
+
+
+def read_backend(content: bytes, said: Mapping[str, Any]) -> Backend:
+    """The tokenizer of a tokenizer.json, settled; `said` is tokenizer_config.json, for the tokens that it names.
+
+    Only this function makes one, so that all commands and stages give a text the same ids. Raises Exception, as
+    tokenizers does.
+    """
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_str(content.decode())
+    switches = tuple(settle(tokenizer))
+    tokens = _named_tokens(tokenizer, said)
+    tokenizer.add_tokens(tokens)
+    return Backend(tokenizer, switches, bool(switches or tokens))
+
+
+def _named_tokens(tokenizer: Any, said: Mapping[str, Any]) -> list[Any]:
+    """Tokens that tokenizer_config.json names (its eos_token...) and tokenizer.json has as pieces only.
+
+    transformers makes them whole; else a text that has one would get the ids of its letters.
+    """
+    from tokenizers import AddedToken
+
+    whole = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    named = [value for key, value in said.items() if key.endswith("_token")]
+    for key in _MORE_TOKENS:
+        some = said.get(key)
+        named += some.values() if isinstance(some, dict) else some if isinstance(some, list) else []
+    tokens = {}
+    for token in named:
+        about = token if isinstance(token, dict) else {"content": token}
+        text = about.get("content")
+        if isinstance(text, str) and text not in whole and tokenizer.token_to_id(text) is not None:
+            flags = {key: about[key] for key in _FLAGS if isinstance(about.get(key), bool)}
+            tokens[text] = AddedToken(text, **{"special": True, "normalized": False, **flags})
+    return [*tokens.values()]
+
+
 def load(folder: Path, say: Say | None = None) -> Any:
     """Load the tokenizer of a folder, settled, in transformers' class; raises what transformers raises.
 
     What was switched off is reported to `say`, or once per process on stderr.
     """
     tokenizer = _loaded(folder)
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    name_switches(folder, settle(backend) if backend is not None else [], say)
+    theirs: Any = getattr(tokenizer, "backend_tokenizer", None)
+    switches: tuple[str, ...] = ()
+    if theirs is not None and (folder / "tokenizer.json").is_file():
+        backend = read_backend((folder / "tokenizer.json").read_bytes(), _said(folder))
+        tokenizer._tokenizer, switches = _completed(backend.tokenizer, theirs), backend.switches
+    elif theirs is not None:
+        switches = tuple(settle(theirs))
+    name_switches(folder, [*switches], say)
     return tokenizer
+
+
+def _completed(ours: Any, theirs: Any) -> Any:
+    """The tokenizer of a folder's tokenizer.json with what its tokenizer_config.json adds by transformers' reading.
+
+    transformers 5 builds many classes with rules of their own and takes only the vocabulary from the file: Llama 2
+    then gets other ids for a text that begins with a space, or follows a special token. Data is prepared by the file.
+    """
+    ours.post_processor = theirs.post_processor  # the tokens that begin a text, which add_bos_token decides
+    added = sorted(theirs.get_added_tokens_decoder().items())
+    ours.add_tokens([token for _, token in added if ours.token_to_id(token.content) is None])
+    return ours
 
 
 def _loaded(folder: Path) -> Any:
@@ -67,6 +134,7 @@ def _loaded(folder: Path) -> Any:
 
 
 def _said(folder: Path) -> dict[str, Any]:
+    """The content of tokenizer_config.json; empty without one. Raises ValueError if it is not JSON."""
     path = folder / "tokenizer_config.json"
     said = read_value(path) if path.is_file() else {}
     return said if isinstance(said, dict) else {}
@@ -144,14 +212,13 @@ def vocab_in(folder: Path) -> dict[str, int]:
         return {}
 
 
-def id_faults(folder: Path, config: Mapping[str, Any]) -> list[str]:
-    """Faults of ids that the folder's tokenizer would write and its model lacks, from the files only."""
-    vocab, vocabulary = vocab_in(folder), vocabulary_of(config)
+def end_fault(folder: Path, config: Mapping[str, Any]) -> str:
+    """The fault, with its remedy, if a model lacks the id that ends documents, from its folder's files; else empty."""
     try:
-        eos_id = end_of_document(_said(folder), config, vocab.get)
+        eos_id = end_of_document(_said(folder), config, vocab_in(folder).get)
     except (OSError, ValueError):
-        eos_id = None
-    return [fault for fault in (vocabulary_fault(vocab, vocabulary), eos_fault(eos_id, vocabulary)) if fault]
+        return ""
+    return eos_fault(eos_id, vocabulary_of(config))
 
 
 def end_of_document(
@@ -181,12 +248,29 @@ def eos_fault(eos_id: int | None, vocabulary: int | None) -> str:
     )
 
 
-def vocabulary_fault(vocab: Mapping[str, int], vocabulary: int | None) -> str:
-    """The fault, with its remedy, if a model lacks ids of a tokenizer's `vocab`; else empty."""
-    token = max(vocab, key=lambda name: vocab[name], default=None)
-    if token is None or vocabulary is None or vocab[token] < vocabulary:
+def surplus_remark(vocab: Mapping[str, int], vocabulary: int | None) -> str:
+    """A sentence on tokens of a tokenizer that a model has no ids for; empty without any.
+
+    Such a tokenizer is no fault: Gemma 3 1B has the token of images, and Llama 2 is often given one for padding.
+    """
+    beyond = [token for token, number in vocab.items() if vocabulary is not None and number >= vocabulary]
+    if not beyond:
         return ""
+    tokens = "one token" if len(beyond) == 1 else f"{len(beyond):,} tokens"
+    first = min(beyond, key=lambda token: vocab[token])
     return (
-        f"config.json has vocab_size {vocabulary} and the tokenizer has ids up to {vocab[token]} ({token!r}); use the "
-        "tokenizer of this very model, without the tokens that were added to it, or a model with a larger vocabulary"
+        f"the tokenizer has {tokens} beyond the model's vocab_size of {vocabulary} ({first!r} is {vocab[first]}); "
+        "only a text that has such a token is refused"
+    )
+
+
+def unknown_token(token: str, number: int, vocabulary: int, *, added: bool) -> str:
+    """The reason why a text is refused whose `token` has an id that the model lacks.
+
+    `added` tells a token that was added to a tokenizer from the pieces of its own vocabulary.
+    """
+    whose = "" if added else "; the tokenizer is that of another model"
+    return (
+        f"the token {token!r} has the id {number}, and the model has the ids 0 to {vocabulary - 1} "
+        f"(vocab_size {vocabulary}){whose}"
     )

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.core.errors import DataError
-from smtrain.core.files import read_object
-from smtrain.core.model.hf_tokenizer import vocab_in, vocabulary_fault, vocabulary_of
+from smtrain.core.model.hf_folder import is_adapter
 from smtrain.worker.checkpoint.huggingface.folder import refuse_renamed
 from smtrain.worker.checkpoint.merge import refuse_other_base
 from smtrain.worker.evaluation import report
@@ -18,8 +17,6 @@ from smtrain.worker.evaluation.harness import EvaluationRequest, Measured, Tasks
 from smtrain.worker.evaluation.libraries import HarnessProgress
 from smtrain.worker.evaluation.long import LongRequest, grids, pictures
 from smtrain.worker.evaluation.long import measure as measure_long
-
-ADAPTER = "adapter_config.json"
 
 
 def evaluate(
@@ -37,7 +34,7 @@ def evaluate(
     `ConfigError` for an unknown task, `DataError` if a model or a task's data cannot be read, `CheckpointError` for an
     adapter of another model.
     """
-    adapter = (model / ADAPTER).is_file()
+    adapter = is_adapter(path.name for path in model.iterdir()) if model.is_dir() else False
     if adapter and under is None:
         raise DataError(f"{model} is an adapter; name the model that it was trained on (--base), or merge it first.")
     for folder in (*([under] if under and adapter else [model]), *([base] if base else [])):
@@ -46,7 +43,6 @@ def evaluate(
                 f"{folder} holds no config.json; give a Hugging Face folder, as the export stage writes it.",
                 code="checkpoint.missing",
             )
-        _refuse_unknown_ids(folder)
         refuse_renamed(folder)
     if adapter and under:
         refuse_other_base(model, under)
@@ -92,16 +88,6 @@ def joined(parts: Iterable[Measured]) -> Measured:
             out.listed | part.listed, out.cut + part.cut,
         )  # fmt: skip
     return out
-
-
-def _refuse_unknown_ids(folder: Path) -> None:
-    """Raise `DataError` if the tokenizer of a folder has ids that its model lacks."""
-    try:
-        described = read_object(folder / "config.json")
-    except ValueError:
-        return  # loading the model reports it
-    if fault := vocabulary_fault(vocab_in(folder), vocabulary_of(described)):
-        raise DataError(f"{folder}: {fault}.")
 
 
 def _measured(

@@ -10,13 +10,12 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from smtrain.core.benchmarks import benchmark_of, benchmarks_in, code_fault, forms_of, runs_code, shots_fault, tasks_of
 from smtrain.core.doing import doing
 from smtrain.core.errors import ConfigError, DataError, SmtrainError, first_line
 from smtrain.core.extras import collector_paused, missing, present
-from smtrain.core.files import read_object
 from smtrain.core.near import nearest
 from smtrain.worker.evaluation.libraries import (
     HarnessProgress,
@@ -29,6 +28,9 @@ from smtrain.worker.evaluation.libraries import (
     within,
 )
 from smtrain.worker.evaluation.offline import tasks_folder, write_confined, write_tasks
+
+if TYPE_CHECKING:
+    from smtrain.worker.generation.load import Loaded
 
 _NAMED = re.compile(r"""^["']?(?:task|group|tag)["']?:[ \t]*["']?([\w.-]+)["']?[ \t]*$""", re.MULTILINE)
 VERSIONS = ("lm_eval", "transformers", "torch", "datasets")
@@ -217,40 +219,21 @@ class Tasks:
     def measure(self, folder: Path, adapter: Path | None = None, progress: HarnessProgress | None = None) -> Measured:
         """Score the Hugging Face model in `folder`, with a PEFT adapter on it if one is given.
 
-        Raises `DataError` if data or model cannot be read.
+        Raises `DataError` if the data cannot be read, and `CheckpointError` as `load` does.
         """
-        import torch
-
         if adapter is not None and not present("peft"):
             raise ConfigError([missing("peft")])
 
         request = self.request
         # Before we change into the folder of the data.
         folder, adapter = folder.resolve(), adapter.resolve() if adapter else None
-        device = str(torch.accelerator.current_accelerator()) if torch.accelerator.is_available() else "cpu"
         with quiet(), self._settled(), within(request.data):
             with collector_paused():
                 from lm_eval import simple_evaluate
-                from lm_eval.models.huggingface import HFLM
 
-            from smtrain.worker.generation.load import MISFITS, NO_MODEL, load, not_an_adapter_for, not_loaded
+            from smtrain.worker.generation.load import load
 
-            inside = load(folder, adapter=adapter).model if _is_multimodal(folder) else None
-            try:
-                model: Any = HFLM(
-                    pretrained=str(folder) if inside is None else inside,
-                    tokenizer=_tokenizer(folder),
-                    device=device,
-                    dtype="auto",
-                    batch_size=request.batch_size,
-                    peft=str(adapter) if adapter and inside is None else None,
-                )
-            except MISFITS as error:
-                if adapter is not None:
-                    raise DataError(not_an_adapter_for(folder, adapter, error)) from error
-                if not isinstance(error, NO_MODEL):
-                    raise
-                raise DataError(not_loaded(folder, error)) from error
+            model = _reader(load(folder, adapter=adapter), request.batch_size)
             if request.chat_template and not model.tokenizer.chat_template:
                 raise ConfigError(
                     f"chat_template: the tokenizer of {folder} has none; put the model's chat_template.jinja there",
@@ -290,28 +273,35 @@ def versions() -> dict[str, str]:
     return {name: metadata.version(name) for name in VERSIONS}
 
 
-def _is_multimodal(folder: Path) -> bool:
-    from smtrain.core.model.text_part import is_multimodal
+def _pad(loaded: Loaded) -> None:
+    """Give a tokenizer a padding token that its model has: the end of a text, or id 0.
 
-    return is_multimodal(read_object(folder / "config.json"))
-
-
-def _tokenizer(folder: Path) -> Any:
-    """The tokenizer of a model's folder, with a padding token that the model has.
-
-    Raises as transformers does, and `DataError` if the tokenizer has ids that the model lacks.
+    The harness pads with any that the tokenizer names, and adds one if it names none.
     """
-    from smtrain.core.model import hf_tokenizer
+    tokenizer = loaded.tokenizer
+    pad = tokenizer.pad_token_id
+    if pad is None or pad >= loaded.vocabulary:
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(loaded.padding)
 
-    described = read_object(folder / "config.json")
-    tokenizer = hf_tokenizer.load(folder)
-    if fault := hf_tokenizer.vocabulary_fault(tokenizer.get_vocab(), hf_tokenizer.vocabulary_of(described)):
-        raise DataError(f"{folder}: {fault}.")
-    if not any((tokenizer.pad_token, tokenizer.unk_token, tokenizer.eos_token)):
-        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(
-            0
-        )  # else the harness adds one, with an id that the model lacks
-    return tokenizer
+
+def _reader(loaded: Loaded, batch_size: int) -> Any:
+    """The harness's model of a loaded one; it refuses texts with a token that the model lacks."""
+    from lm_eval.models.huggingface import HFLM
+
+    class Reader(HFLM):  # type: ignore[misc]  # lm_eval has no types here
+        def tok_encode(self, *args: Any, **options: Any) -> Any:
+            ids = super().tok_encode(*args, **options)
+            loaded.refuse_unknown_token(ids)
+            return ids
+
+        def tok_batch_encode(self, *args: Any, **options: Any) -> Any:
+            ids, mask = super().tok_batch_encode(*args, **options)
+            loaded.refuse_unknown_token(ids.flatten().tolist())
+            return ids, mask
+
+    _pad(loaded)
+    made: Any = Reader
+    return made(pretrained=loaded.model, tokenizer=loaded.tokenizer, batch_size=batch_size)
 
 
 def _measured(results: dict[str, Any], model: Any) -> Measured:

@@ -138,7 +138,7 @@ class _LoadedModel:
         from smtrain.core.model.families import FAMILIES
         from smtrain.core.model.hf_config import normalise
 
-        self._model, self._tokenizer = loaded.model, loaded.tokenizer
+        self._loaded, self._model, self._tokenizer = loaded, loaded.model, loaded.tokenizer
         self.positions, self.learned = loaded.positions, loaded.learned
         whole = self._model.get_base_model() if loaded.adapted else self._model
         known = whole.config.model_type in FAMILIES
@@ -150,7 +150,9 @@ class _LoadedModel:
         """The ids that the tokenizer puts before a text."""
 
     def tokens(self, text: str) -> list[int]:
-        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        ids = list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        self._loaded.refuse_unknown_token([*self.begin, *ids])
+        return ids
 
     def log_probabilities(self, ids: Sequence[int], first: int = 0) -> tuple[list[float], list[bool]]:
         """For each token after position `first`: its log-probability, and whether the model finds it likeliest."""

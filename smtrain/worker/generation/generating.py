@@ -46,13 +46,14 @@ def generation_config(loaded: Loaded, sampling: Sampling) -> GenerationConfig:
 def encoded(loaded: Loaded, text: str, *, special: bool) -> torch.Tensor:
     """Ids of a prompt, [1, length]; `special` adds the tokens that begin a text.
 
-    Raises `CheckpointError` for a prompt without tokens.
+    Raises `CheckpointError` for a prompt without tokens, or with one that the model lacks.
     """
     ids = loaded.tokenizer(
         text, return_tensors="pt", return_token_type_ids=False, add_special_tokens=special
     )["input_ids"]  # fmt: skip
     if not text or ids.shape[1] == 0:
         raise CheckpointError("a prompt is empty; give at least one character.")
+    loaded.refuse_unknown_token(ids[0].tolist())
     return torch.as_tensor(ids).to(loaded.model.device)
 
 

@@ -18,7 +18,7 @@ from smtrain.core.files import read_value
 from smtrain.core.model import hf_tokenizer
 from smtrain.core.model.families import FAMILIES
 from smtrain.core.model.hf_config import normalise
-from smtrain.core.model.hf_folder import OTHER_TOKENIZERS, tokenizer_in
+from smtrain.core.model.hf_folder import ADAPTER, OTHER_TOKENIZERS, tokenizer_in
 from smtrain.core.model.remedies import file_misfit, unreadable_quantization
 from smtrain.core.model.text_part import is_multimodal, text_part
 from smtrain.core.model.transformers_build import check_model, transformers_config
@@ -26,7 +26,6 @@ from smtrain.core.text import with_article
 from smtrain.worker.checkpoint.huggingface.folder import HFSource
 from smtrain.worker.checkpoint.merge import refuse_other_base
 
-ADAPTER = "adapter_config.json"
 NO_MODEL = (OSError, ValueError, KeyError)
 """Errors of transformers for a folder that is not a model."""
 MISFITS = (*NO_MODEL, RuntimeError, TypeError)
@@ -51,10 +50,14 @@ class Loaded:
     """End the other processes of a divided model."""
 
     @property
+    def vocabulary(self) -> int:
+        """The number of ids that the model has."""
+        return int(self.model.config.get_text_config().vocab_size)
+
+    @property
     def padding(self) -> int:
         """The id for padding: the end of a text, if the model has that id."""
-        rows = self.model.config.get_text_config().vocab_size
-        return next((i for i in self.ends if 0 <= i < rows), 0)
+        return next((i for i in self.ends if 0 <= i < self.vocabulary), 0)
 
     @property
     def positions(self) -> int | None:
@@ -69,6 +72,13 @@ class Loaded:
         ends = self.tokenizer.eos_token_id if ends is None else ends
         return list(ends) if isinstance(ends, (list, tuple)) else [] if ends is None else [ends]
 
+    def refuse_unknown_token(self, ids: list[int]) -> None:
+        """Raise `CheckpointError` if a text has a token with an id that the model lacks."""
+        if (largest := max(ids, default=0)) >= self.vocabulary:
+            token, added = self.tokenizer.convert_ids_to_tokens(largest), self.tokenizer.added_tokens_decoder
+            fault = hf_tokenizer.unknown_token(token, largest, self.vocabulary, added=largest in added)
+            raise CheckpointError(f"a text for the model is bad: {fault}; take the token out of it.")
+
     @contextmanager
     def plain(self, on: bool = True) -> Iterator[None]:
         """Switch the adapter off within the block."""
@@ -82,12 +92,17 @@ class Loaded:
 def load(folder: Path, *, adapter: Path | None = None) -> Loaded:
     """Load a Hugging Face folder in its own number format, on an accelerator if there is one.
 
-    Raises `CheckpointError` if transformers does not load it, or builds another model than config.json describes, if
-    the tokenizer has ids that the model lacks, or if the adapter is for another model.
+    Raises `CheckpointError` if transformers does not load it, or builds another model than config.json describes, or if
+    the adapter is for another model.
     """
     if not folder.is_dir():
         raise CheckpointError(
             f"{folder} is not a folder; give the Hugging Face folder that export wrote.", code="checkpoint.missing"
+        )
+    if (folder / ADAPTER).is_file() and (folder / "config.json").is_file():
+        raise CheckpointError(
+            f"{folder} holds a whole model and an adapter ({ADAPTER}), which transformers would add and training does "
+            "not; move the adapter's files to a folder of their own, and name it as the adapter."
         )
     try:
         described = read_value(folder / "config.json")
@@ -96,7 +111,6 @@ def load(folder: Path, *, adapter: Path | None = None) -> Loaded:
         source = HFSource(folder) if known and unreadable_quantization(described) is None else None
         refuse_no_tokenizer(folder)
         tokenizer = hf_tokenizer.load(folder)
-        refuse_unknown_ids(folder, tokenizer, described)
         options: dict[str, Any] = {"config": transformers_config(described)} if known else {}
         named = named_ends(folder)
         if named is not None:  # or transformers reads the file, and refuses settings that do not count here
@@ -138,13 +152,6 @@ def only_ids(settings: Mapping[str, Any]) -> GenerationConfig:
     made: Any = GenerationConfig
     config: GenerationConfig = made(**{key: settings.get(key) for key in _IDS})
     return config
-
-
-def refuse_unknown_ids(folder: Path, tokenizer: Any, described: Any) -> None:
-    """Raise `CheckpointError` if the tokenizer of a folder has ids that the model of its config.json lacks."""
-    vocabulary = hf_tokenizer.vocabulary_of(described) if isinstance(described, dict) else None
-    if fault := hf_tokenizer.vocabulary_fault(tokenizer.get_vocab(), vocabulary):
-        raise CheckpointError(f"{folder}: {fault}.")
 
 
 def refuse_no_tokenizer(folder: Path) -> None:

@@ -49,7 +49,6 @@ from smtrain.worker.generation.load import (
     not_loaded,
     only_ids,
     refuse_no_tokenizer,
-    refuse_unknown_ids,
 )
 
 CACHE = next(f.name for f in fields(CausalLMOutputWithPast) if f.name in ("cache", "past_key_values"))
@@ -358,7 +357,7 @@ def start(path: str, config: dict[str, Any] | None, processes: int) -> Started:
 def load_divided(path: Path, described: dict[str, Any], about: Path, processes: int) -> tuple[Loaded, str]:
     """Load the weights of a folder over `processes`, and the tokenizer of `about`; returns also the mesh in words.
 
-    Raises `CheckpointError` as `start` does, and if the tokenizer is missing or has ids that the model lacks.
+    Raises `CheckpointError` as `start` does, and if the tokenizer is missing.
     """
     refuse_no_tokenizer(about)
     try:
@@ -366,7 +365,6 @@ def load_divided(path: Path, described: dict[str, Any], about: Path, processes: 
         generation = named_ends(about)
     except NO_MODEL as error:
         raise CheckpointError(not_loaded(about, error)) from error
-    refuse_unknown_ids(about, tokenizer, described)
     gc.collect()  # ranks of a model that nothing refers to any more
     started = start(str(path), described, processes)
     started.driver.generation_config = generation or only_ids(started.driver.generation_config.to_dict())

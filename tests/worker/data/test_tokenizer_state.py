@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 import tokenizers
-from transformers import AutoTokenizer
 
-from smtrain.core.errors import CheckpointError, DataError
+from smtrain.core.errors import DataError
 from smtrain.core.model import hf_tokenizer
 from smtrain.worker.data.pack.indexed import IndexedDataset
 from smtrain.worker.data.prepare.prepare_options import PrepareOptions
@@ -19,7 +18,6 @@ from smtrain.worker.data.read.reading import strings
 from smtrain.worker.data.tokenize import encoder
 from smtrain.worker.data.tokenize.samples import SampleMaker
 from smtrain.worker.data.tokenize.tokenizer import load_tokenizer, settled_json, tokenizer_facts
-from smtrain.worker.generation.load import refuse_unknown_ids
 from tests.typed import typed as smtrain
 from tests.worker.data.chats import tokenizer
 from tests.worker.data.quiet import prepare
@@ -179,22 +177,6 @@ def test_an_end_without_a_config_is_one_of_the_tokenizers(folder: Path) -> None:
     change(folder / "tokenizer_config.json", eos_token=None)
     with pytest.raises(DataError, match="eos_token_id is 70000"):
         tokenizer_facts(folder)
-
-
-def test_added_tokens_beyond_the_model_are_refused_before_any_work(folder: Path) -> None:
-    loaded: Any = AutoTokenizer.from_pretrained(folder)
-    size = len(loaded)
-    change(folder / "config.json", vocab_size=size)
-    assert tokenizer_facts(folder).vocab_size <= size
-    assert hf_tokenizer.id_faults(folder, {"vocab_size": size}) == []
-    loaded.add_special_tokens({"pad_token": "<pad>"})
-    loaded.save_pretrained(folder)
-    words = rf"config\.json has vocab_size {size} and the tokenizer has ids up to {size} \('<pad>'\); use"
-    with pytest.raises(DataError, match=words):
-        tokenizer_facts(folder)
-    with pytest.raises(CheckpointError, match=words):
-        refuse_unknown_ids(folder, hf_tokenizer.load(folder), {"vocab_size": size})
-    assert "'<pad>'" in hf_tokenizer.id_faults(folder, {"vocab_size": size})[0]
 
 
 def test_a_token_that_only_the_config_knows_is_not_learned_in_pieces(tmp_path: Path) -> None:

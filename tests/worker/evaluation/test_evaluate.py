@@ -21,14 +21,15 @@ import yaml
 from smtrain.cli.dispatch import call
 from smtrain.core.benchmarks import benchmarks_in
 from smtrain.core.config import JobConfig
-from smtrain.core.errors import ConfigError, DataError
+from smtrain.core.errors import CheckpointError, ConfigError, DataError
 from smtrain.stages import keys_of, stage_named
 from smtrain.worker.data.read.unread import UnreadText
-from smtrain.worker.evaluation import harness, report
+from smtrain.worker.evaluation import report
 from smtrain.worker.evaluation.evaluate import evaluate, save, shown
 from smtrain.worker.evaluation.harness import EvaluationRequest, Tasks, reachable
 from smtrain.worker.evaluation.libraries import HarnessProgress, hub_answers
 from smtrain.worker.evaluation.offline import write_tasks
+from smtrain.worker.generation.load import load
 from tests import warm
 from tests.core.model.test_generate import make
 from tests.extras import need
@@ -277,15 +278,18 @@ def test_a_tokenizer_that_draws_or_has_more_ids_than_the_model(model: Path, own_
     about = json.loads((folder / "tokenizer.json").read_text())
     about["model"]["dropout"] = 0.5
     (folder / "tokenizer.json").write_text(json.dumps(about))
-    tokenizer = harness._tokenizer(folder)
+    tokenizer = load(folder).tokenizer
     assert len({tuple(tokenizer("what is the answer to this question").input_ids) for _ in range(10)}) == 1
     about["added_tokens"].append({**about["added_tokens"][0], "id": 50_256, "content": "<more>"})
     (folder / "tokenizer.json").write_text(json.dumps(about))
-    said: list[str] = []
-    for before, after in ((None, folder), (model, folder), (folder, model)):
-        with pytest.raises(DataError, match=r"the tokenizer has ids up to 50256 \('<more>'\)"):
-            evaluate(after, before, EvaluationRequest(("reds",), own_task), said.append)
-    assert said == []
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "pad_token": "<more>"}))
+    fine = evaluate(folder, None, EvaluationRequest(("reds",), own_task), quiet)["results"]
+    assert fine == evaluate(model, None, EvaluationRequest(("reds",), own_task), quiet)["results"]
+    other = shutil.copytree(own_task, tmp_path / "task")
+    (other / "questions.jsonl").write_text(json.dumps({"q": "is <more> red?", "a": 0}) + "\n")
+    with pytest.raises(CheckpointError, match=r"the token .<more>. has the id \d+, and the model has the ids 0 to"):
+        evaluate(folder, None, EvaluationRequest(("reds",), other), quiet)
 
 
 def test_what_the_files_of_mmlu_hold_and_no_task_has_is_counted(tmp_path: Path) -> None:
@@ -399,7 +403,7 @@ def test_an_adapter_is_evaluated_on_its_base_and_refused_on_another(
         evaluate(whole, None, request, quiet),
     )
     assert unmerged["results"] == merged["results"]
-    with pytest.raises(DataError, match=r"its factors have the shapes of another model's\); name the model"):
+    with pytest.raises(CheckpointError, match=r"its factors have the shapes of another model's\); name the model"):
         evaluate(tmp_path / "adapter", None, request, quiet, make(tmp_path / "narrow", "llama"))
 
 

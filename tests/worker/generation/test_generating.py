@@ -50,14 +50,18 @@ def test_padding_is_an_id_that_the_model_has(loaded: Loaded, monkeypatch: pytest
     assert loaded.padding == 3
 
 
-def test_a_tokenizer_with_ids_that_the_model_lacks_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_only_a_text_with_a_token_that_the_model_lacks_is_refused(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "model")
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     vocabulary = json.loads((folder / "config.json").read_text())["vocab_size"]
     tokenizer.add_tokens([f"<more {i}>" for i in range(vocabulary)])
+    tokenizer.pad_token = f"<more {vocabulary - 1}>"
     tokenizer.save_pretrained(tmp_path / "model")
-    with pytest.raises(CheckpointError, match=rf"vocab_size {vocabulary} and the tokenizer has ids up to \d+ "):
-        load(tmp_path / "model")
+    loaded = load(tmp_path / "model")
+    assert len(complete(loaded, [ids(loaded, "a"), ids(loaded, "a longer prompt")], GREEDY)) == 2
+    words = rf"bad: the token '<more {vocabulary - 1}>' has the id \d+, and the model has .* take the token out of it"
+    with pytest.raises(CheckpointError, match=words):
+        ids(loaded, f"a <more {vocabulary - 1}>")
 
 
 def ids(loaded: Loaded, text: str) -> torch.Tensor:

@@ -199,10 +199,10 @@ def prepared_faults(config: JobConfig) -> Iterator[Fault]:
 
 
 def tokenizer_faults(config: JobConfig, folder: Path, described: Mapping[str, Any]) -> Iterator[Fault]:
-    """A tokenizer in the model's folder that cannot write conversations, or whose ids the model does not have."""
+    """A tokenizer in the model's folder that cannot write conversations, or that ends texts by an unknown id."""
     if config.data.prepared is not None:
         return
-    from smtrain.core.model.hf_tokenizer import id_faults
+    from smtrain.core.model.hf_tokenizer import end_fault
 
     if config.train.objective == "sft" and tokenizer_in(p.name for p in folder.iterdir()) and not _template(folder):
         yield (
@@ -210,7 +210,8 @@ def tokenizer_faults(config: JobConfig, folder: Path, described: Mapping[str, An
             f"model.path: the tokenizer of {folder} has no chat template, which train.objective: sft needs for "
             "conversations; put a chat_template.jinja there (docs/sft.md has one)",
         )
-    yield from (({"model.path"}, f"model.path: {folder}: {fault}") for fault in id_faults(folder, described))
+    if fault := end_fault(folder, described):
+        yield {"model.path"}, f"model.path: {folder}: {fault}"
 
 
 def _template(folder: Path) -> bool:

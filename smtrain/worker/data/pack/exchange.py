@@ -186,7 +186,7 @@ def _import(source: Path, output: Path, facts: TokenizerFacts, seq_len: int) -> 
         with bin_path.open("wb") as out:
             for one in pair.pairs:
                 for tokens in one.chunks():
-                    _check_ids(one.bin_path, tokens, facts)
+                    facts.check(tokens, one.bin_path)
                     out.write(np.ascontiguousarray(tokens, facts.dtype).data)
         lengths, documents = np.asarray(pair.lengths), np.asarray(pair.document_index)
         unread = UnreadText({} if pair.modes is None else {MODES: len(pair)})
@@ -235,7 +235,7 @@ def _copy_rows(files: list[SourceFile], target: Path, facts: TokenizerFacts) -> 
                     raise DataError(f"{file.path}: input_ids holds {kind} and not lists of ids; write lists.")
                 unread.count(block.unread)
                 tokens = block.payload.flatten().to_numpy(zero_copy_only=False)
-                _check_ids(Path(file.path), tokens, facts)
+                facts.check(tokens, file.path)
                 out.write(np.ascontiguousarray(tokens, facts.dtype).data)
                 lengths.append(pa.compute.list_value_length(block.payload).to_numpy(zero_copy_only=False))
             for batch in column_batches(file, ("input_ids", "labels", "attention_mask")):
@@ -254,14 +254,6 @@ def _lost_labels(batch: Any) -> UnreadText:
             lost = sum(a != b for a, b in zip(batch[name].to_pylist(), wanted, strict=True))
             unread.count({what: lost} if lost else {})
     return unread
-
-
-def _check_ids(path: Path, tokens: NDArray[Any], facts: TokenizerFacts) -> None:
-    if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < facts.vocab_size:
-        raise DataError(
-            f"{path} has ids up to {int(tokens.max())} and the tokenizer {facts.vocab_size} tokens; "
-            "give the tokenizer that made them."
-        )
 
 
 def merge(

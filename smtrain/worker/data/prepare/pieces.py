@@ -17,18 +17,18 @@ from smtrain.core.config.schema import digest
 from smtrain.core.errors import DataError
 from smtrain.worker.data.clean import cleaning
 from smtrain.worker.data.clean.cleaning import TOO_SHORT
-from smtrain.worker.data.clean.refiner import Refine, refine_versions
+from smtrain.worker.data.clean.refiner import Refine, Refined, refine_versions
 from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 from smtrain.worker.data.prepare.shards import Span
 from smtrain.worker.data.prepare.workers import in_order, read_ahead
 from smtrain.worker.data.read import blocks, reading
 from smtrain.worker.data.read.blocks import Block
 from smtrain.worker.data.read.cut import cut_file
-from smtrain.worker.data.read.reading import BadLine
+from smtrain.worker.data.read.reading import BadLine, Documents
 from smtrain.worker.data.read.sources import SourceFile
 from smtrain.worker.data.read.unread import Findings, UnreadText
 from smtrain.worker.data.tokenize.encoder import Encoder, with_ends
-from smtrain.worker.data.tokenize.tokenizer import TokenizerFacts
+from smtrain.worker.data.tokenize.tokenizer import TokenizerFacts, unknown_token
 
 READ_AHEAD = 4
 """Blocks to read early: a file in S3 or on a FastFile mount takes as long to read as to tokenize."""
@@ -119,16 +119,15 @@ def tokenize(task: list[Block], settings: TokenizeSettings, encoder: Encoder) ->
     """The pieces of a group of blocks; blocks of tokens are taken as they are."""
     if isinstance(task[0].payload, blocks.Tokens):
         return [_ready_tokens(task[0], task[0].payload, settings)]
-    options, refine = settings.options, settings.refine
+    options, vocabulary = settings.options, settings.facts.model_vocab_size
     read = [reading.read_block(block, options.text_column, options.separator) for block in task]
-    refined = [refine(documents.texts.to_pylist()) if refine else None for documents in read]
-    cleaned = [
-        (reading.strings(r.texts), 0) if r else options.cleaning.apply(documents.texts)
-        for r, documents in zip(refined, read, strict=True)
-    ]
+    refined, cleaned, texts, ids, lengths = _encoded(task, read, settings, encoder)
+    if unknown_token(ids, vocabulary, settings.tokenizer):
+        read = [_known(block, documents, settings, encoder) for block, documents in zip(task, read, strict=True)]
+        refined, cleaned, texts, ids, lengths = _encoded(task, read, settings, encoder)
+        if fault := unknown_token(ids, vocabulary, settings.tokenizer):  # cleaning has made such a token
+            raise DataError(f"{task[0].file.path}: a text, as it is cleaned, is bad: {fault}; correct the text.")
     kept = [texts for texts, _ in cleaned]
-    texts = pa.concat_arrays(kept) if len(task) > 1 else kept[0]
-    ids, lengths = encoder.encode(texts, task[0].first)
     tokens, ends = with_ends(ids, lengths, settings.facts.dtype, settings.eos_id)
     deduplicate, holdout = options.cleaning.deduplicate, options.holdout
     by_hash = holdout is not None and holdout.fraction is not None
@@ -152,14 +151,37 @@ def tokenize(task: list[Block], settings: TokenizeSettings, encoder: Encoder) ->
     return pieces
 
 
+def _encoded(
+    task: list[Block], read: list[Documents], settings: TokenizeSettings, encoder: Encoder
+) -> tuple[list[Refined | None], list[tuple[Any, int]], Any, NDArray[Any], NDArray[np.int64]]:
+    """The documents of each block as they are refined and cleaned, their texts end to end, ids and lengths."""
+    refine, cleaning = settings.refine, settings.options.cleaning
+    refined = [refine(documents.texts.to_pylist()) if refine else None for documents in read]
+    cleaned = [
+        (reading.strings(r.texts), 0) if r else cleaning.apply(documents.texts)
+        for r, documents in zip(refined, read, strict=True)
+    ]
+    kept = [texts for texts, _ in cleaned]
+    texts = pa.concat_arrays(kept) if len(task) > 1 else kept[0]
+    ids, lengths = encoder.encode(texts, task[0].first)
+    return refined, cleaned, texts, ids, lengths
+
+
+def _known(block: Block, documents: Documents, settings: TokenizeSettings, encoder: Encoder) -> Documents:
+    """The documents whose tokens the model has; all others become bad lines."""
+    ids, lengths = encoder.encode(documents.texts, block.first)
+    vocabulary = settings.facts.model_vocab_size
+    places = np.flatnonzero(ids >= vocabulary)
+    rows = np.searchsorted(np.cumsum(lengths), places, side="right")
+    reasons = {one: unknown_token(np.array([one]), vocabulary, settings.tokenizer) for one in {*ids[places].tolist()}}
+    faults = {row: reasons[one] for row, one in zip(rows[::-1].tolist(), ids[places][::-1].tolist(), strict=True)}
+    return documents.without(faults, block.file.name)
+
+
 def _ready_tokens(block: Block, tokens: blocks.Tokens, settings: TokenizeSettings) -> Piece:
     """The piece of a block that holds tokens already."""
     facts, holdout = settings.facts, settings.options.holdout
-    if len(tokens.ids) and not 0 <= tokens.ids.min() <= tokens.ids.max() < facts.vocab_size:
-        raise DataError(
-            f"{block.file.path} has ids up to {tokens.ids.max()} and the tokenizer {facts.vocab_size} tokens; "
-            "give the tokenizer that made them."
-        )
+    facts.check(tokens.ids, block.file.path)
     ids, lengths = tokens.ids.astype(facts.dtype), tokens.lengths.astype(np.int32)
     sides = None
     if holdout is not None and holdout.split is not None:

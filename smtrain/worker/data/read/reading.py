@@ -6,7 +6,8 @@ Documents stay in Arrow arrays, without a Python object per document, unless a b
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -97,17 +98,27 @@ def true_rows(mask: Any) -> NDArray[np.int64]:
 class Documents:
     """The documents of a block: texts (large_string) in order, bad lines, and its number of lines, to place later ones.
 
-    `unread` counts text of its records that is not read.
+    `unread` counts text of its records that is not read. `places` has the line of each text, if it is not its number.
     """
 
     texts: Any = field(default_factory=strings)
     bad: list[BadLine] = field(default_factory=list)
     lines: int = 0
     unread: UnreadText = field(default_factory=UnreadText)
+    places: list[int] | None = None
 
     @property
     def nbytes(self) -> int:
         return int(self.texts.nbytes)
+
+    def without(self, faults: Mapping[int, str], file: str) -> Documents:
+        """A copy in which the texts with these numbers are bad lines, for the reasons given."""
+        rows = [row for row in range(len(self.texts)) if row not in faults]
+        places = self.places or range(1, len(self.texts) + 1)
+        bad = [BadLine(file, places[row], reason) for row, reason in faults.items()]
+        bad = sorted([*self.bad, *bad], key=lambda one: one.line)
+        texts = rows_of(self.texts, np.array(rows, np.int64))
+        return replace(self, texts=texts, bad=bad, places=[places[row] for row in rows])
 
 
 def read_block(block: Block, text_column: str = "text", separator: str | None = None) -> Documents:
@@ -183,7 +194,7 @@ def _unread_in_lines(data: bytes, text_column: str) -> UnreadText:
 
 
 def _read_lines(block: Block, column: TextColumn) -> Documents:
-    documents = Documents()
+    documents = Documents(places=(places := []))
     texts: list[str] = []
     for documents.lines, raw in enumerate(split_lines(block), start=1):
         if not raw.strip():
@@ -195,6 +206,8 @@ def _read_lines(block: Block, column: TextColumn) -> Documents:
             documents.unread.count([] if fault else unread_fields(row, column.needed))
         if fault:
             documents.bad.append(BadLine(block.file.name, documents.lines, fault))
+        else:
+            places.append(documents.lines)
     documents.texts = strings(texts)
     return documents
 
@@ -236,7 +249,7 @@ def _read_rows(block: Block) -> Documents:
             return Documents(texts, [], len(column), UnreadText(block.unread))
         except pa.ArrowException:
             pass
-    documents = Documents(unread=UnreadText(block.unread))
+    documents = Documents(unread=UnreadText(block.unread), places=(places := []))
     texts = []
     for documents.lines, cell in enumerate(column, start=1):
         try:
@@ -245,19 +258,22 @@ def _read_rows(block: Block) -> Documents:
             fault = "bytes that are not UTF-8"
         if fault:
             documents.bad.append(BadLine(block.file.name, documents.lines, fault))
+        else:
+            places.append(documents.lines)
     documents.texts = strings(texts)
     return documents
 
 
 def _read_text(block: Block, separator: str | None) -> Documents:
     data = block.payload
-    documents = Documents(lines=data.count(b"\n") if separator else 1)
+    documents = Documents(lines=data.count(b"\n") if separator else 1, places=(places := []))
     texts, line = [], 1
     for raw in data.split(separator.encode()) if separator else [data]:
         try:
             text = raw.decode()
             if text or not separator:
                 texts.append(text)
+                places.append(line)
         except UnicodeDecodeError as error:
             place = "" if separator else f" at byte {error.start:,}"
             why = f"not UTF-8{place}; {encoding_remedy(raw, block.file.name)}"

@@ -215,9 +215,9 @@ class PairMaker(RecordMaker):
         unread.count(self._unread(row, pair, texts))
         return (pair, texts), unread
 
-    def _samples(self, read: list[Any], counts: Counter[str]) -> Iterator[tuple[Any, list[Document]]]:
-        for (pair, _), ids in zip(read, self._encoded(read), strict=True):
-            yield [{"prompt": pair.prompt}], self._fitted(ids, counts)
+    def _samples(self, read: list[Any], counts: Counter[str]) -> Iterator[tuple[int, Any, list[Document]]]:
+        for at, ((pair, _), ids) in enumerate(zip(read, self._encoded(read), strict=True)):
+            yield at, [{"prompt": pair.prompt}], self._fitted(ids, counts)
 
     def _texts(self, pair: Preference) -> list[str]:
         """Prompt, prompt with the chosen answer, and prompt with the rejected one."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -32,7 +34,7 @@ from smtrain.worker.data.tokenize.chat import (
     refuse_pairs,
     unread_of,
 )
-from smtrain.worker.data.tokenize.tokenizer import load_tokenizer
+from smtrain.worker.data.tokenize.tokenizer import load_tokenizer, model_vocabulary, unknown_token
 
 _SPLIT = "conversations that became a sample for each answer"
 _CUT = "samples cut to seq_len + 1 tokens"
@@ -58,7 +60,7 @@ class RecordMaker(ABC):
     about: str
 
     def __init__(self, folder: Path, options: PrepareOptions) -> None:
-        self.folder, self.options = folder, options
+        self.folder, self.options, self._vocabulary = folder, options, model_vocabulary(folder)
         self.holdout = options.holdout if options.holdout and options.holdout.from_sources else None
 
     @property
@@ -78,14 +80,18 @@ class RecordMaker(ABC):
         """The part of a record that becomes samples, and counts of the rest. Raises RecordFault."""
 
     @abstractmethod
-    def _samples(self, read: list[Any], counts: Counter[str]) -> Iterator[tuple[Any, list[Document]]]:
-        """The documents of each text or pair, and what decides its side: all samples of one stay on one side."""
+    def _samples(self, read: list[Any], counts: Counter[str]) -> Iterator[tuple[int, Any, list[Document]]]:
+        """The documents of each text or pair, with the index of its record in `read` and what decides its side.
+
+        All samples of a record come in a row and stay on one side.
+        """
 
     def piece(self, block: Block) -> Piece:
         """The samples of a block."""
         records = read_records(block)
         findings = Findings(unread=UnreadText(block.unread))
         read: list[Any] = []
+        lines: list[int] = []
         documents: list[Document] = []
         hashes: list[int] = []
         try:
@@ -96,10 +102,16 @@ class RecordMaker(ABC):
                     records.bad.append(BadLine(block.file.name, line, str(fault)))
                     continue
                 read.append(one)
+                lines.append(line)
                 findings.unread.count(unread)
-            for decides, some in self._samples(read, findings.noted):
-                documents += some
-                hashes += [conversation_hash(decides)] * len(some) if self.holdout else []
+            for at, of_one in groupby(self._samples(read, findings.noted), key=itemgetter(0)):
+                samples = [(decides, some) for _, decides, some in of_one]
+                if reason := self._unknown_token(ids for _, some in samples for ids, _ in some):
+                    records.bad.append(BadLine(block.file.name, lines[at], reason))
+                    continue
+                for decides, some in samples:
+                    documents += some
+                    hashes += [conversation_hash(decides)] * len(some) if self.holdout else []
         except DataError as error:
             raise DataError(f"{block.file.name}: {error}") from None
         findings.noted = +findings.noted
@@ -113,6 +125,10 @@ class RecordMaker(ABC):
             np.concatenate([np.zeros(0, np.uint8), *(mask for _, mask in documents)]),
             self.holdout.by_hash(np.array(hashes, np.uint64)) if self.holdout else None,
         )
+
+    def _unknown_token(self, ids: Iterable[NDArray[Any]]) -> str:
+        """The reason to refuse a record with these ids if the model lacks one; else empty."""
+        return next(filter(None, (unknown_token(some, self._vocabulary, self.folder) for some in ids)), "")
 
 
 class SampleMaker(RecordMaker):
@@ -156,14 +172,14 @@ class SampleMaker(RecordMaker):
         unread.count(self.template.unread(dialogue, texts) if texts else [])
         return (dialogue.messages, texts), unread
 
-    def _samples(self, read: list[Any], counts: Counter[str]) -> Iterator[tuple[Any, list[Document]]]:
+    def _samples(self, read: list[Any], counts: Counter[str]) -> Iterator[tuple[int, Any, list[Document]]]:
         for _, texts in read:
             counts[_SPLIT] += len(texts) > 1
             counts[UNLEARNED] += not texts
-        messages = (messages for messages, texts in read for _ in texts)
+        of = [(at, messages) for at, (messages, texts) in enumerate(read) for _ in texts]
         rendered = [text for _, texts in read for text in texts]
-        for of, (ids, mask) in zip(messages, self._encoded(rendered), strict=True):
-            yield of, self._fitted(ids, mask, counts)
+        for (at, messages), (ids, mask) in zip(of, self._encoded(rendered), strict=True):
+            yield at, messages, self._fitted(ids, mask, counts)
 
     def _encoded(self, rendered: list[Rendered]) -> Iterator[Document]:
         """Ids and mask of every text.

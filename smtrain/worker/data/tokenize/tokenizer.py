@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from smtrain.core.errors import DataError, first_line
@@ -25,7 +27,8 @@ from smtrain.worker.data.pack.indexed import token_dtype
 class TokenizerFacts:
     """Facts of a tokenizer folder; `eos_id` is None if no file names an end of document.
 
-    `vocab_size` is the largest id that a text may get + 1, including `eos_id`.
+    `vocab_size` is the largest id that a text may get + 1, including `eos_id`: that of the tokenizer, at most that of
+    the model, which is `model_vocab_size` - 1.
     """
 
     sha256: str
@@ -36,6 +39,17 @@ class TokenizerFacts:
     @property
     def dtype(self) -> np.dtype:
         return token_dtype(self.vocab_size)
+
+    def check(self, ids: NDArray[Any], file: Path | str) -> None:
+        """Raise DataError if a file of tokens has an id that the tokenizer or its model lacks."""
+        if not len(ids) or 0 <= int(ids.min()) <= int(ids.max()) < self.vocab_size:
+            return
+        odd = int(ids.max()) if ids.min() >= 0 else int(ids.min())
+        whose = "model" if self.vocab_size == self.model_vocab_size else "tokenizer"
+        raise DataError(
+            f"{file} has the id {odd}, and the {whose} has the ids 0 to {self.vocab_size - 1}; give the {whose} that "
+            "the tokens were made for."
+        )
 
     def in_manifest(self) -> dict[str, Any]:
         """The fields on the tokenizer in a `DatasetManifest`."""
@@ -53,36 +67,41 @@ def load_tokenizer(folder: Path, say: Say | None = None) -> Tokenizer:
 
     `say` receives those that were on; default: stderr, once per process.
     """
-    tokenizer, switches = _settled(folder, tokenizer_json(folder))
-    hf_tokenizer.name_switches(folder, [*switches], say)
+    backend = _backend(folder, tokenizer_json(folder))
+    hf_tokenizer.name_switches(folder, [*backend.switches], say)
+    tokenizer: Tokenizer = backend.tokenizer
     return tokenizer
 
 
 def settled_json(folder: Path) -> tuple[bytes, Tokenizer]:
     """The tokenizer of a folder as `load_tokenizer` reads it, and its tokenizer.json for other libraries."""
     content = tokenizer_json(folder)
-    tokenizer, switches = _settled(folder, content)
-    return str(tokenizer.to_str()).encode() if switches else content, tokenizer
+    backend = _backend(folder, content)
+    return str(backend.tokenizer.to_str()).encode() if backend.changed else content, backend.tokenizer
 
 
-@lru_cache(maxsize=1)  # a preparation needs it twice, and a large one takes a second
-def _settled(folder: Path, content: bytes) -> tuple[Tokenizer, tuple[str, ...]]:
-    """The tokenizer, and the settings that were switched off."""
+def _backend(folder: Path, content: bytes) -> hf_tokenizer.Backend:
     try:
-        tokenizer = Tokenizer.from_str(content.decode())
+        return _read(content, json.dumps(_json(folder / "tokenizer_config.json")))
+    except DataError:
+        raise
     except Exception as error:  # tokenizers raises bare Exception
         path = folder / "tokenizer.json"
         raise DataError(
             f"{path} is not a tokenizer that the tokenizers library reads ({error}); save it again."
         ) from error
-    return tokenizer, tuple(hf_tokenizer.settle(tokenizer))
+
+
+@lru_cache(maxsize=1)  # a preparation needs it twice, and a large one takes a second
+def _read(content: bytes, said: str) -> hf_tokenizer.Backend:
+    return hf_tokenizer.read_backend(content, json.loads(said))
 
 
 def tokenizer_facts(folder: Path, say: Say | None = None) -> TokenizerFacts:
     """Read a tokenizer folder: its tokenizer, and tokenizer_config.json and config.json if they exist.
 
-    `say` receives settings that were switched off. Raises DataError if the model lacks an id that a text may get: one
-    of the tokenizer, or the end of document.
+    `say` receives settings that were switched off, and a sentence on tokens that the model lacks. Raises DataError if
+    the model lacks the end of document.
     """
     tokenizer = load_tokenizer(folder, say)
     vocab = tokenizer.get_vocab(with_added_tokens=True)
@@ -90,14 +109,30 @@ def tokenizer_facts(folder: Path, say: Say | None = None) -> TokenizerFacts:
     model_vocab_size = hf_tokenizer.vocabulary_of(config)
     eos_id = hf_tokenizer.end_of_document(_json(folder / "tokenizer_config.json"), config, tokenizer.token_to_id)
     vocab_size = max(vocab.values(), default=-1) + 1
-    fault = hf_tokenizer.vocabulary_fault(vocab, model_vocab_size) or hf_tokenizer.eos_fault(
-        eos_id, model_vocab_size or vocab_size
-    )
-    if fault:
+    if fault := hf_tokenizer.eos_fault(eos_id, model_vocab_size or vocab_size):
         raise DataError(f"{folder}: {fault}.")
+    if say is not None and (remark := hf_tokenizer.surplus_remark(vocab, model_vocab_size)):
+        say(remark)
     files = tokenizer_in(path.name for path in folder.iterdir())
     sha256 = hashlib.sha256(b"".join((folder / name).read_bytes() for name in files)).hexdigest()
-    return TokenizerFacts(sha256, max(vocab_size, -1 if eos_id is None else eos_id + 1), model_vocab_size, eos_id)
+    vocab_size = max(vocab_size, -1 if eos_id is None else eos_id + 1)
+    vocab_size = vocab_size if model_vocab_size is None else min(vocab_size, model_vocab_size)
+    return TokenizerFacts(sha256, vocab_size, model_vocab_size, eos_id)
+
+
+def model_vocabulary(folder: Path) -> int | None:
+    """The number of ids of the model in a tokenizer's folder; None without a config.json that names it."""
+    return hf_tokenizer.vocabulary_of(_json(folder / "config.json"))
+
+
+def unknown_token(ids: NDArray[Any], vocabulary: int | None, folder: Path) -> str:
+    """The reason to refuse a text with these ids if a model of `vocabulary` ids lacks one; else empty."""
+    if vocabulary is None or not len(ids) or int(ids.max()) < vocabulary:
+        return ""
+    number = int(ids[ids >= vocabulary][0])
+    tokenizer = load_tokenizer(folder, lambda _: None)
+    added = number in tokenizer.get_added_tokens_decoder()
+    return hf_tokenizer.unknown_token(tokenizer.decode([number], False), number, vocabulary, added=added)
 
 
 def tokenizer_json(folder: Path) -> bytes:

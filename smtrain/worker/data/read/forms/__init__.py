@@ -29,15 +29,16 @@ def form_blocks(file: SourceFile, text_column: str, raw: Any, stream: Any) -> It
     read. Raises DataError if the file does not have its named format.
     """
     texts: list[str] = []
+    places: list[int] = []
     bad: list[BadLine] = []
     unread = UnreadText()
     size = lines = done = 0
     first = True
 
     def block(at: int) -> Block:
-        nonlocal texts, bad, unread, size, done, first
-        block_ = Block(file, max(at - done, 0), first, Documents(strings(texts), bad, 0, unread))
-        texts, bad, unread, size, done, first = [], [], UnreadText(), 0, max(at, done), False
+        nonlocal texts, places, bad, unread, size, done, first
+        block_ = Block(file, max(at - done, 0), first, Documents(strings(texts), bad, 0, unread, places))
+        texts, places, bad, unread, size, done, first = [], [], [], UnreadText(), 0, max(at, done), False
         return block_
 
     for item in _READERS[file.kind](file, stream, text_column):
@@ -51,6 +52,7 @@ def form_blocks(file: SourceFile, text_column: str, raw: Any, stream: Any) -> It
             bad.append(BadLine(file.name, lines, fault))
         else:
             size += len(texts[-1])
+            places.append(lines)
         if size >= blocks.BLOCK_BYTES:
             yield block(raw.tell())
     yield block(file.bytes)
