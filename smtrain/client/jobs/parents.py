@@ -18,11 +18,11 @@ from smtrain.client.backends.sagemaker.retry import impatient
 from smtrain.client.backends.sagemaker.target import near_run
 from smtrain.core.config import JobConfig
 from smtrain.core.errors import ConfigError, JobError, SmtrainError
+from smtrain.core.model.hf_folder import ADAPTER
 from smtrain.core.protocol.requests import is_of_run, stage_of
 from smtrain.core.protocol.uris import RUN, split_uri
 from smtrain.core.public import translated
 
-_ADAPTER = "adapter_config.json"
 _ENDED_BADLY = {"Failed": "failed", "Stopped": "was stopped"}
 _REMEMBERED: dict[tuple[str, str], Parent] = {}
 """Runs found since a config was loaded, by path and target: a search for a mesh asks for the shape many times."""
@@ -146,7 +146,7 @@ def _unfinished(row: Mapping[str, Any], place: JobPlace) -> str:
 
 def _lack(files: set[str], uri: str, run: str, job: str) -> str:
     """Explain why a run cannot start from the files of an export, with the remedy."""
-    if _ADAPTER in files:
+    if ADAPTER in files:
         return (
             f"{job} exported an adapter, and training starts from a whole model; set export.merge: true in the config "
             f"of {run} and `smtrain run` it, which only exports again"

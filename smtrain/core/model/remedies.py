@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from smtrain.core.files import opened
+from smtrain.core.model.hf_folder import ADAPTER
 from smtrain.core.model.text_part import text_part
 
 HEAD = 512
@@ -22,7 +23,7 @@ _ANSWERS = (b"entry not found", b"repository not found", b"invalid username or p
 _PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"7z\xbc\xaf": "7z", b"\xfd7zXZ": "xz", b"BZh": "bzip2"}
 _ARCHIVES = (".tar.gz", ".tgz", ".tar", ".zip", ".7z", ".tar.bz2", ".tar.xz", ".tar.zst")
 _UNPACK = "unpack it, as with `tar -xf`, and name the folder that then has config.json"
-CONFIG, ADAPTER = "config.json", "adapter_config.json"
+CONFIG = "config.json"
 _JSON = (".json", ".index.json")
 _AGAIN = "copy this file again from where the model came from"
 

@@ -18,7 +18,7 @@ from smtrain.core.config.pai import OSS
 from smtrain.core.errors import CheckpointError, JobError
 from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.files import home, read_value
-from smtrain.core.model.hf_folder import folder_of, tokenizer_in
+from smtrain.core.model.hf_folder import ADAPTER, folder_of, is_adapter, tokenizer_in
 from smtrain.core.model.hf_folder import weights_in as first_of_weights
 from smtrain.core.model.remedies import (
     HEAD,
@@ -36,7 +36,6 @@ from smtrain.tools.chat.far_place import FarPlace
 from smtrain.worker.checkpoint.storage import LocalPlace, Place
 from smtrain.worker.generation.memory_fit import WEIGHTS, Need, described_in, need_of, weights_in
 
-ADAPTER = "adapter_config.json"
 STORES = ("s3://", OSS)
 _OF_CHECKPOINT = re.compile(r"([^/]+/){0,2}manifest\.json|(.*/)?dp_rank_00_tp[^/]*(/.*)?")
 
@@ -224,7 +223,7 @@ def _model_in(path: Path) -> tuple[Path, bool] | None:
     for folder in (path, path / "model"):
         if (folder / "config.json").is_file() and weights_in(folder) and _has_weights(folder):
             return folder, False
-        if (folder / ADAPTER).is_file():
+        if folder.is_dir() and is_adapter(file.name for file in folder.iterdir()):
             return folder, True
     return None
 
@@ -313,7 +312,7 @@ def _of_job(job: Any, name: str) -> FoundModel:
 def _in_s3(target: JobPlace, uri: str, name: str) -> FoundModel:
     far = StoreCopy(target, uri).only(_has_no_optimizer)
     sizes = {file: stored.size for file, stored in far.files.items()}
-    kind = next((file for file in ("config.json", ADAPTER) if file in sizes), None)
+    kind = ADAPTER if is_adapter(sizes) else "config.json" if "config.json" in sizes else None
     if kind is None:
         if fault := folder_misfit(sizes, uri):
             raise CheckpointError(fault)
