@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from smtrain.core.errors import DataError
 from smtrain.core.files import write_atomically
 from smtrain.worker.checkpoint.checksum import crc32
+from smtrain.worker.data.read.object_store import retry, unread
 
 SUFFIX = ".sums"
 BLOCK = 1 << 16
@@ -98,9 +99,9 @@ class PairSums:
 def read_sums(path: Path) -> PairSums:
     """Read a .sums file. Raises DataError if it is missing or damaged."""
     try:
-        raw = path.read_bytes()
+        raw = retry(path.read_bytes)
     except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}); {REMEDY}.") from error
+        raise unread(path, error, REMEDY) from error
     try:
         magic, block, token_bytes, index_bytes = _HEADER.unpack(raw[: _HEADER.size])
         counts = [-(-size // block) for size in (token_bytes, index_bytes)]

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from smtrain.core.errors import DataError, first_line, read_remedy
+from smtrain.core.errors import DataError
 from smtrain.core.files import read_object, write_atomically
 from smtrain.core.protocol.container import PREPARED_FORMAT
 from smtrain.core.protocol.prepared import manifest_damage
 from smtrain.worker.data.checksums import SUFFIX
+from smtrain.worker.data.read.object_store import retry, unread
 
 NAME = "manifest.json"
 PREFIX = "tokens"
@@ -155,15 +156,14 @@ class DatasetManifest:
         """Raises DataError if `folder` is not a prepared dataset, or has another format version."""
         path = folder / NAME
         try:
-            fields = read_object(path)
+            fields = retry(lambda: read_object(path))
         except FileNotFoundError:
             raise DataError(
                 f"{folder} is not a prepared dataset (it has no {NAME}); run the prepare stage and give its output.",
                 code="data.not_found",
             ) from None
         except (OSError, ValueError) as error:
-            remedy = read_remedy(error, "prepare the data again")
-            raise DataError(f"{path} cannot be read ({first_line(error)}); {remedy}.") from error
+            raise unread(path, error, "prepare the data again") from error
         version = fields.get("format_version")
         if version != PREPARED_FORMAT:
             raise DataError(

@@ -286,7 +286,7 @@ def test_a_channel_of_fuse_is_read_once_through_ahead_of_the_jumps(
 ) -> None:
     folder = make(tmp_path / "data", 43 * SEQ_LEN + 3)
     plain = load(folder, 6)
-    monkeypatch.setattr(loader_module, "on_fuse", lambda path: True)
+    monkeypatch.setattr(loader_module, "kind_of_mount", lambda path: "fuse")
     warmed = load(folder, 6)
     assert torch.equal(warmed.batch(12)[0], plain.batch(12)[0])
     warmed._warmer.join(10)

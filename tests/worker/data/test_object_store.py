@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import fs
 
-from smtrain.worker.data.read.object_store import WAITS, open_file, retry
+from smtrain.worker.data.load.verify_on_read import OpenFiles
+from smtrain.worker.data.read import sources
+from smtrain.worker.data.read.cut import cut_file
+from smtrain.worker.data.read.object_store import WAITS, StorageError, open_file, retry
+from smtrain.worker.data.read.sources import SourceFile, find_files
+from tests.worker.data.tiny_s3 import tiny_s3
 
 BUSY = "AWS Error UNKNOWN (HTTP status 503) during GetObject operation"
 
@@ -59,7 +67,7 @@ def test_reads_are_those_of_the_file_whatever_fails(content: bytes, reads: list[
         patch.setattr("time.sleep", lambda _: None)
         path = Path(folder) / "a"
         path.write_bytes(content)
-        with open_file(failing, str(path)) as file:
+        with open_file(failing, str(path), str(path)) as file:
             assert file.size() == len(content)
             for at, count in reads:
                 file.seek(at)
@@ -73,7 +81,7 @@ def test_a_table_is_read_under_failures(tmp_path: Path) -> None:
     table = pa.table({"text": [f"the words of {number}" for number in range(5000)]})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=500)
     failing = Failing(random.Random(1), 0.3)
-    assert pq.read_table(open_file(failing, str(tmp_path / "a.parquet"))).equals(table)
+    assert pq.read_table(open_file(failing, str(tmp_path / "a.parquet"), "a")).equals(table)
     assert failing.failures
 
 
@@ -98,3 +106,78 @@ def test_a_store_that_does_not_recover_is_given_up_after_a_minute(waits: list[fl
         retry(call)
     assert len(waits) == len(WAITS)
     assert all(wait / 2 <= waited <= wait for wait, waited in zip(WAITS, waits, strict=True))
+
+
+class Channel:
+    """A file system whose first reads fail as those of a mount that has ended."""
+
+    def __init__(self, fails: int) -> None:
+        self._inner, self._fails = fs.LocalFileSystem(), fails
+
+    def open_input_file(self, path: str) -> Any:
+        outer, file = self, self._inner.open_input_file(path)
+
+        class File:
+            size = file.size
+
+            def read_at(self, count: int, at: int) -> bytes:
+                outer._fails -= 1
+                if outer._fails >= 0:
+                    raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+                return bytes(file.read_at(count, at))
+
+        return File()
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_mounted_file_is_read_again_and_named_when_it_stays_away(
+    kind: str, tmp_path: Path, waits: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / f"a.{kind}"
+    pq.write_table(pa.table({"text": ["some words"]}), path) if kind == "parquet" else path.write_text('{"text": "a"}')
+    file = SourceFile(str(path), path.name, kind, path.stat().st_size)
+    monkeypatch.setattr(sources, "is_remote", lambda path: True)
+    channels = [Channel(3), Channel(99)]
+    monkeypatch.setattr(fs, "LocalFileSystem", lambda: channels[0])
+    assert len(list(cut_file(file))) == 1
+    assert len(waits) == 3
+    del channels[0]
+    with pytest.raises(StorageError, match=rf"{path} cannot be read: .*not connected; see that its disk or channel"):
+        list(cut_file(file))
+
+
+@pytest.mark.parametrize("fails", [2, 99])
+def test_training_reads_a_channel_again_and_opens_it_again(
+    fails: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, left, read = tmp_path / "tokens.bin", iter(range(fails)), os.pread
+    path.write_bytes(b"the words")
+
+    def pread(file: int, count: int, start: int) -> bytes:
+        if next(left, None) is not None:
+            raise OSError(errno.EIO, "Input/output error")
+        return read(file, count, start)
+
+    monkeypatch.setattr("os.pread", pread)
+    files = OpenFiles([path])
+    path.replace(tmp_path / "before")
+    path.write_bytes(b"of others")  # another file of this name, as after a mount that has ended
+    with pytest.raises(OSError, match="Input/output") if fails > len(WAITS) else nullcontext():
+        assert files.read(0, 5, 1) == b"f oth"
+    files.close()
+
+
+def test_a_file_that_only_tells_what_others_are_is_not_taken_for_empty(
+    waits: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tiny_s3(monkeypatch.setenv) as store:
+        store.objects |= {f"in/{name}": b'{"text": "a"}\n' * 2 for name in ("state.json", "a.json", "b.arrow")}
+        heads = iter([None])  # the answers to small reads are cut, so only a second HEAD tells why they fail
+        store.fault = lambda operation: (
+            next(heads, "expired") if operation == "HeadObject" else "expired" if operation == "GetObject" else None
+        )
+        with pytest.raises(StorageError, match="may have expired"):
+            find_files("s3://b/in")
+        store.fault = lambda operation: None
+        assert [file.name for file in find_files("s3://b/in")] == ["a.json", "b.arrow"]
+    assert len(waits) == 1

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from smtrain.core.errors import DataError
 from smtrain.worker.data.read import blocks, sources
 from smtrain.worker.data.read.cut import cut_file
+from smtrain.worker.data.read.object_store import StorageError
 from smtrain.worker.data.read.reading import BadLine, read_block
 from smtrain.worker.data.read.records import RecordColumns, record_blocks
 from smtrain.worker.data.read.sources import find_files
@@ -221,7 +222,6 @@ def test_a_document_that_does_not_fit_in_memory_is_refused(tmp_path: Path, monke
 def test_a_hub_that_cannot_be_reached_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("huggingface_hub.constants", "datasets.config"):  # otherwise it is retried for half a minute
         monkeypatch.setattr(pytest.importorskip(module), "HF_HUB_OFFLINE", True)
-    with pytest.raises(
-        DataError, match=r"^hf://unknown/nothing (needs the package datasets|cannot be loaded).*files\.$"
-    ):
+    said = r"^hf://unknown/nothing (needs the package datasets|cannot be loaded).*files\.$"
+    with pytest.raises((DataError, StorageError), match=said):
         find_files("hf://unknown/nothing")

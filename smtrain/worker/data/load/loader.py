@@ -24,6 +24,7 @@ import torch
 from smtrain.core.errors import DataError
 from smtrain.worker.data.load.rows import TextRows, rows_of
 from smtrain.worker.data.manifest import DatasetManifest
+from smtrain.worker.data.read.object_store import kind_of_mount
 
 AHEAD = 4
 """Batches read ahead."""
@@ -80,7 +81,7 @@ class TokenLoader:
         text = isinstance(self.rows, TextRows)
         self._closing = threading.Event()
         self._warmer = threading.Thread(target=self._warm, name="warm", daemon=True)
-        if text and on_fuse(folder) and os.environ.get("LOCAL_RANK", "0") == "0":
+        if text and kind_of_mount(folder).startswith("fuse") and os.environ.get("LOCAL_RANK", "0") == "0":
             self._warmer.start()
         # one thread packs rows
         self._readers = ThreadPoolExecutor(READERS if text else 1, thread_name_prefix="read-ahead")
@@ -126,17 +127,6 @@ class TokenLoader:
                     if not read:
                         break
                     left -= read
-
-
-def on_fuse(path: Path) -> bool:
-    """Whether a path lies on a FUSE mount, as FastFile channels do."""
-    try:
-        mounts = [line.split()[1:3] for line in Path("/proc/self/mounts").read_text().splitlines()]
-    except OSError:
-        return False
-    whole = str(path.resolve())
-    over = [(len(point), kind) for point, kind in mounts if whole == point or whole.startswith(point.rstrip("/") + "/")]
-    return max(over, default=(0, ""))[1].startswith("fuse")
 
 
 def free_memory() -> int:

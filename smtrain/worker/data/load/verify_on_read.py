@@ -15,6 +15,7 @@ from smtrain.core.errors import DataError
 from smtrain.worker.data.checksums import SUFFIX, Blocks, read_sums
 from smtrain.worker.data.manifest import shards_of
 from smtrain.worker.data.pack.indexed import Index, joined_index, read_index
+from smtrain.worker.data.read.object_store import retry, unread
 
 _MOST_OPEN = 256
 """Files that several threads open each for itself; of more, all threads share one opening."""
@@ -74,9 +75,9 @@ class VerifiedFiles:
         whole = blocks.around(start, length)
         begin, wanted = whole or (start, length)
         try:
-            raw = os.pread(files[file], wanted, begin)
+            raw = files.read(file, wanted, begin)
         except OSError as error:
-            raise DataError(f"{path} cannot be read ({error.strerror}); check the channel.") from error
+            raise unread(path, error, "check the channel") from error
         if len(raw) != wanted:
             raise DataError(f"{path} became shorter while it was read; prepare the data again.")
         if whole is None:
@@ -95,10 +96,22 @@ class OpenFiles:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 2 * len(paths) + 1024)), hard))
+        self._paths = paths
         self._open = [os.open(path, os.O_RDONLY) for path in paths]
 
-    def __getitem__(self, number: int) -> int:
-        return self._open[number]
+    def read(self, number: int, count: int, start: int) -> bytes:
+        """`count` bytes of a file from byte `start`, fewer at its end. A read that fails is tried again."""
+        return retry(lambda: self._read(number, count, start))
+
+    def _read(self, number: int, count: int, start: int) -> bytes:
+        try:
+            return os.pread(self._open[number], count, start)
+        except OSError:
+            # after a mount has ended, its open files fail for ever; other threads share the number
+            again = os.open(self._paths[number], os.O_RDONLY)
+            os.dup2(again, self._open[number])
+            os.close(again)
+            raise
 
     def close(self) -> None:
         """Close them; again does nothing."""
@@ -110,9 +123,9 @@ class OpenFiles:
 def check_size(path: Path, wanted: int) -> None:
     """Refuse a file that cannot be read or has another number of bytes. Raises DataError."""
     try:
-        size = path.stat().st_size
-        path.open("rb").close()
+        size = retry(lambda: path.stat().st_size)
+        retry(lambda: path.open("rb").close())
     except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}); prepare the data again.") from error
+        raise unread(path, error, "prepare the data again") from error
     if size != wanted:
         raise DataError(f"{path} has {size} bytes and its manifest says {wanted}; prepare the data again.")

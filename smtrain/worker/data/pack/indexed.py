@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from smtrain.core.errors import DataError, first_line
+from smtrain.core.errors import DataError
 from smtrain.core.near import near_path
 from smtrain.worker.data.checksums import Blocks, PairSums, index_checked, sums_of_pair
+from smtrain.worker.data.read.object_store import retry, unread
 
 MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")
@@ -110,10 +111,10 @@ def read_index(idx_path: Path, sums: PairSums | None = None) -> Index:
     Raises DataError for a file that is not a complete index.
     """
     try:
-        raw = np.fromfile(idx_path, np.uint8)
+        raw = retry(lambda: np.fromfile(idx_path, np.uint8))
         magic, version, code, count, documents = _HEADER.unpack(raw[: _HEADER.size].tobytes())
     except (OSError, struct.error) as error:
-        raise DataError(f"{idx_path} cannot be read ({first_line(error)}); prepare the data again.") from error
+        raise unread(idx_path, error, "prepare the data again") from error
     index_checked(idx_path, raw, sums)
     plain = _HEADER.size + 12 * count + 8 * documents
     if magic != MAGIC or version != 1 or code not in _DTYPES or len(raw) not in (plain, plain + count):

@@ -12,14 +12,13 @@ import os
 import re
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from smtrain.core.errors import DataError, first_line
-from smtrain.worker.data.read.object_store import StorageError
+from smtrain.core.errors import DataError, SmtrainError, first_line
+from smtrain.worker.data.read.object_store import StorageError, retry
 
 HUB = "hf://"
 _ANSWER = TypeVar("_ANSWER")
@@ -94,7 +93,7 @@ def hub_files(dataset: HubName, say: Callable[[str], None]) -> list[tuple[str, s
     try:
         builder = datasets.load_dataset_builder(dataset.name, dataset.config, revision=revision)
     except Exception as error:  # its own, huggingface_hub's and the network's have no common class
-        raise _refused(dataset.uri, error) from None
+        raise _not_loaded(dataset.uri, error) from None
     by_split: dict[str, list[str]] = {
         str(split): [str(p) for p in files] for split, files in _data_files(builder).items()
     }
@@ -136,6 +135,12 @@ def _refused(uri: str, error: Exception) -> DataError:
         f"{uri} cannot be loaded ({first_line(error)}); check its name, that the hub can be reached and that "
         "model.token may read it, or give files."
     )
+
+
+def _not_loaded(uri: str, error: Exception) -> SmtrainError:
+    """The error for a dataset that `datasets` does not load: StorageError if the hub is away or busy."""
+    refused = _refused(uri, error)
+    return refused if _least_wait(error) is None else StorageError(str(refused))
 
 
 def _datasets(uri: str) -> Any:
@@ -181,7 +186,7 @@ def hub_rows(dataset: HubName, say: Callable[[str], None]) -> list[tuple[Path, s
             dataset.name, dataset.config, split=dataset.split or "train", revision=dataset.commit or dataset.revision
         )
     except Exception as error:  # its own, huggingface_hub's and the network's have no common class
-        raise _refused(dataset.uri, error) from None
+        raise _not_loaded(dataset.uri, error) from None
     if others := sorted(set(rows.info.splits or ()) - {"train"}) if not dataset.split else []:
         _say_left_out(dataset.uri, others, say)
     if dataset.commit:
@@ -268,19 +273,22 @@ def patiently(
 
     Raises the DataError that `refused` makes if it refuses, StorageError if it does not answer for minutes.
     """
-    for wait in (*_WAITS, None):
-        try:
-            return ask()
-        except Exception as error:  # httpx's, requests' and huggingface_hub's have no common class
-            answer = getattr(error, "response", None)
-            status = getattr(answer, "status_code", None)
-            away = isinstance(error, (ConnectionError, TimeoutError)) or type(error).__module__.startswith(
-                ("httpx", "requests", "urllib3")
-            )
-            if not (status in _LATER or (status is None and away)):
-                raise refused(uri, error) from None
-            if wait is None:
-                raise StorageError(str(_unread(uri, error))) from None
-            named = str(getattr(answer, "headers", {}).get("Retry-After", ""))
-            time.sleep(int(named) if named.isdecimal() else wait)
-    raise AssertionError("the last try has returned or raised")
+    try:
+        return retry(ask, _WAITS, _least_wait)
+    except Exception as error:
+        if _least_wait(error) is None:
+            raise refused(uri, error) from None
+        raise StorageError(str(_unread(uri, error))) from None
+
+
+def _least_wait(error: Exception) -> float | None:
+    """The seconds that a busy hub names; None if it refuses. httpx, requests and huggingface_hub share no class."""
+    answer = getattr(error, "response", None)
+    status = getattr(answer, "status_code", None)
+    away = isinstance(error, (ConnectionError, TimeoutError)) or type(error).__module__.startswith(
+        ("httpx", "requests", "urllib3")
+    )
+    if not (status in _LATER or (status is None and away)):
+        return None
+    named = str(getattr(answer, "headers", {}).get("Retry-After", ""))
+    return float(named) if named.isdecimal() else 0.0

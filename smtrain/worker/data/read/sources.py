@@ -26,8 +26,11 @@ from smtrain.worker.data.read.object_store import (
     is_final,
     is_of_machine,
     is_of_store,
+    is_remote,
+    may_pass,
     open_file,
     retry,
+    unread,
 )
 
 Format = Literal[
@@ -63,14 +66,16 @@ class SourceFile:
         return textfiles.compression(self.name) if self.kind in textfiles.STREAMS else None
 
     def open(self) -> Any:
-        """A seekable `pyarrow.NativeFile`; raises OSError."""
+        """A seekable file that pyarrow's readers take. Raises OSError or StorageError."""
         import pyarrow as pa
+        from pyarrow import fs
 
         if "://" not in self.path:
-            return pa.OSFile(self.path)
+            is_here = not is_remote(Path(self.path))
+            return pa.OSFile(self.path) if is_here else open_file(fs.LocalFileSystem(), self.path, self.path)
         if self.path.startswith(HUB):
             return opened(self.path)
-        return open_file(*_filesystem(self.path))
+        return open_file(*_filesystem(self.path), self.path)
 
 
 def find_files(
@@ -174,11 +179,8 @@ def _local(path: Path, name: str, kind: str) -> SourceFile:
 
 def unreadable(file: SourceFile, error: BaseException, kind: str = "") -> SmtrainError:
     """The error for a file that cannot be read; `kind` is empty or the format, such as "as Parquet "."""
-    if "://" in file.path and is_of_store(error):
-        made = DataError if is_final(error) else StorageError
-        return made(f"{file.path} cannot be read: {explain(error)}.")
-    if is_of_machine(error):
-        return StorageError(f"{file.path} cannot be read ({first_line(error)}); run the same command again.")
+    if isinstance(error, OSError) and (is_of_store(error) or is_of_machine(error)):
+        return unread(file.path, error, "")
     return DataError(f"{file.path} {_unreadable_fault(file, error, kind)}.")
 
 
@@ -188,7 +190,7 @@ def _unreadable_fault(file: SourceFile, error: BaseException, kind: str) -> str:
     if not file.compression or isinstance(error, (PermissionError, FileNotFoundError)):
         return f"cannot be read {kind}({first_line(error)}); {read_remedy(error, again)}"
     head = b""
-    with suppress(OSError), file.open() as raw:
+    with suppress(OSError, StorageError), file.open() as raw:
         head = raw.read(HEAD)
     damage = f"is not a whole {file.compression} file ({first_line(error)}); {again}"
     return compressed_fault(file.name, head) or damage
@@ -203,9 +205,10 @@ def _filesystem(uri: str) -> tuple[Any, str]:
     from pyarrow import fs
 
     try:
-        client: tuple[Any, str] = fs.FileSystem.from_uri(uri)
+        client: tuple[Any, str] = retry(lambda: fs.FileSystem.from_uri(uri))  # asks for the bucket's region
     except (OSError, ValueError, pa.ArrowException) as error:
-        raise DataError(f"{uri} cannot be read: {explain(error)}.") from None
+        made = StorageError if may_pass(error) is not None else DataError
+        raise made(f"{uri} cannot be read: {explain(error)}.") from None
     return client
 
 

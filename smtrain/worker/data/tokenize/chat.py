@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 
 from smtrain.core.config.data import Column
 from smtrain.core.errors import DataError, first_line
+from smtrain.worker.data.read.object_store import is_of_machine, unread
 from smtrain.worker.data.read.record_fields import PAIRS, SEEN, UNWANTED, record_fields
 from smtrain.worker.data.read.unread import UnreadText, holds_text, unread_fields
 from smtrain.worker.data.tokenize.turns import RecordFault, clean, read_tools, read_turns
@@ -180,6 +181,8 @@ class ChatTemplate:
             self._tokenizer: Any = hf_tokenizer.load(folder, lambda _: None)
             template = self._tokenizer.get_chat_template() if self._tokenizer.chat_template else None
         except (OSError, ValueError, KeyError) as error:
+            if is_of_machine(error):
+                raise unread(folder, error, "") from None
             raise DataError(f"{folder} holds no tokenizer that transformers loads ({first_line(error)}).") from None
         if template is None:
             raise DataError(

@@ -20,6 +20,7 @@ import numpy as np
 from smtrain.core.errors import DataError, first_line
 from smtrain.core.model import hf_tokenizer
 from smtrain.worker.data.prepare.prepare_options import PrepareOptions
+from smtrain.worker.data.read.object_store import is_of_machine, unread
 from smtrain.worker.data.read.record_fields import PAIRS, SEEN
 from smtrain.worker.data.read.unread import UnreadText, unread_fields
 from smtrain.worker.data.tokenize.chat import ChatTemplate, Dialogue, RecordFault, Rendered, renamed
@@ -183,6 +184,8 @@ class PairMaker(RecordMaker):
         try:
             self._tokenizer: Any = hf_tokenizer.load(folder, lambda _: None)
         except (OSError, ValueError, KeyError) as error:
+            if is_of_machine(error):
+                raise unread(folder, error, "") from None
             raise DataError(f"{folder} holds no tokenizer that transformers loads ({first_line(error)}).") from None
         self.reasons = tuple(reason.format(self.limit) for reason in (_FULL, _LONG, _EMPTY))
         self.about = f"pairs of a chosen and a rejected answer, each with its prompt in at most {self.limit} tokens"

@@ -21,6 +21,7 @@ from smtrain.core.model.hf_tokenizer import Say
 from smtrain.core.model.remedies import file_kind, file_misfit
 from smtrain.core.near import near_path
 from smtrain.worker.data.pack.indexed import token_dtype
+from smtrain.worker.data.read.object_store import is_of_machine, retry, unread
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,7 @@ def tokenizer_json(folder: Path) -> bytes:
     if fault := next(filter(None, (file_misfit(folder / name) for name in files)), None):
         raise DataError(f"{fault}.")
     if files == ("tokenizer.json",):
-        return (folder / files[0]).read_bytes()
+        return retry((folder / files[0]).read_bytes)
     return _converted(folder, tuple((folder / name).stat().st_mtime_ns for name in files))
 
 
@@ -178,7 +179,9 @@ def _json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        content = read_value(path)
+        content = retry(lambda: read_value(path))
     except (OSError, ValueError) as error:
+        if is_of_machine(error):
+            raise unread(path, error, "") from error
         raise DataError(f"{path} is not JSON ({error}); copy the model's again.") from error
     return content if isinstance(content, dict) else {}

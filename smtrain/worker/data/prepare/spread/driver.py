@@ -10,7 +10,7 @@ import shutil
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -42,6 +42,7 @@ from smtrain.worker.data.prepare.spread.work import (
     WorkContext,
     do_share,
     find_duplicates,
+    is_output_whole,
     keep_first,
     write_output,
 )
@@ -206,11 +207,13 @@ class Driver:
         """The results of the tasks by number; those of earlier attempts are not done again."""
         results: dict[int, dict[str, Any]] = {}
         names = set(self._place.names())
-        out = set(place(self.context.out).names()) if large else set()
         for number, _ in items:
             record = self._place.record(name.format(number)) if name.format(number) in names else None
-            if record is not None and all(file in out for file in record.get("files", ())):
+            if record is not None:
                 results[number] = record
+        for number in self._damaged_outputs(results) if large else ():
+            self._say(f"prepare: {name.format(number)[:-5]} is not what was written; it is written again")
+            del results[number]
         todo = ((number, arguments) for number, arguments in items if number not in results)
         for number, outcome in self._run(function, (self.context, totals), todo, large=large):
             if outcome.crashed:
@@ -221,6 +224,12 @@ class Driver:
             results[number] = self._value(outcome)
             self._place.write_record(name.format(number), results[number])
         return results
+
+    def _damaged_outputs(self, records: Mapping[int, dict[str, Any]]) -> list[int]:
+        """The records whose files are missing or changed; the machines read them."""
+        todo = ((number, (record["files"],)) for number, record in records.items())
+        checked = self._run(is_output_whole, (self.context,), todo, large=True)
+        return [number for number, outcome in checked if outcome.crashed or not self._value(outcome)]
 
     def _run(
         self, function: Callable[..., Any], shared: tuple[Any, ...], items: Iterable[tuple[Any, tuple[Any, ...]]],
@@ -259,13 +268,12 @@ class Driver:
         if self.spread.stop.is_set():
             raise StoppedError(f"stopped after {self._done_bytes / 1e6:,.1f} MB; run the same command again to resume")
 
-    def _value(self, outcome: TaskOutcome) -> dict[str, Any]:
+    def _value(self, outcome: TaskOutcome) -> Any:
         if outcome.mismatch:
             raise MismatchError(outcome.error)
         if outcome.error:
             raise DataError(outcome.error)
-        value: dict[str, Any] = outcome.value
-        return value
+        return outcome.value
 
     def _report_progress(self) -> None:
         seconds = time.monotonic() - self._began

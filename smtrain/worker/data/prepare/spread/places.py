@@ -6,6 +6,7 @@ machines write the same file, as after a machine was wrongly taken for lost, it 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -21,7 +22,16 @@ from typing import Any
 from smtrain.core.errors import DataError, first_line
 from smtrain.core.files import write_atomically
 from smtrain.worker.data.prepare.spread.sealed import DamagedError, read_sealed
-from smtrain.worker.data.read.object_store import WAITS, StorageError, is_of_machine, open_file, retry
+from smtrain.worker.data.read.object_store import (
+    WAITS,
+    StorageError,
+    explain,
+    is_absent,
+    is_of_machine,
+    is_of_store,
+    open_file,
+    retry,
+)
 
 _COPY = 8 << 20
 _STREAMS = 16
@@ -29,7 +39,7 @@ _SCRATCH = ".scratch-"
 
 
 class SharedPlace:
-    """One such folder; `uri` is a path or an s3:// URI. Raises DataError if it cannot be used."""
+    """One such folder; `uri` is a path or an s3:// URI. Raises DataError for another URI, StorageError if it fails."""
 
     def __init__(self, uri: str) -> None:
         from pyarrow import fs
@@ -40,8 +50,10 @@ class SharedPlace:
             self.local.mkdir(parents=True, exist_ok=True)
             return
         try:
-            self._fs, path = fs.FileSystem.from_uri(uri)
-        except (OSError, ValueError) as error:
+            self._fs, path = retry(lambda: fs.FileSystem.from_uri(uri))  # asks for the bucket's region
+        except OSError as error:
+            raise self._unavailable(error) from error
+        except ValueError as error:
             raise DataError(f"{uri} cannot be used ({first_line(error)}); check the URI and the region.") from None
         self._base = path.rstrip("/")
 
@@ -121,6 +133,20 @@ class SharedPlace:
         with self.open(name) as file:
             return bytes(file.read())
 
+    def fingerprint(self, name: str) -> dict[str, Any] | None:
+        """Size and SHA-256 of a file; None if there is none."""
+        whole, size = hashlib.sha256(), 0
+        try:
+            with self._opened(name) as file:
+                while block := file.read(_COPY):
+                    whole.update(block)
+                    size += len(block)
+        except OSError as error:
+            if is_absent(error):
+                return None
+            raise self._unavailable(error) from error
+        return {"bytes": size, "sha256": whole.hexdigest()}
+
     def read_sealed(self, name: str, record: str, start: int = 0, stop: int | None = None) -> bytes:
         """Bytes start:stop of the content of a sealed file, which `record` says to be complete.
 
@@ -151,9 +177,11 @@ class SharedPlace:
                 read = json.loads(bytes(file.read()))
             content: dict[str, Any] = read["record"]
             return content if read["crc32"] == zlib.crc32(json.dumps(content).encode()) else None
-        except (FileNotFoundError, ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError):
             return None
         except OSError as error:
+            if is_absent(error):
+                return None
             raise self._unavailable(error) from error
 
     @contextmanager
@@ -163,7 +191,10 @@ class SharedPlace:
             yield file
 
     def _opened(self, name: str) -> Any:
-        return (self.local / name).open("rb") if self.local else open_file(self._fs, f"{self._base}/{name}")
+        return (self.local / name).open("rb") if self.local else self._steady(name)
+
+    def _steady(self, name: str) -> Any:
+        return open_file(self._fs, f"{self._base}/{name}", f"{self.uri}/{name}")
 
     def names(self) -> list[str]:
         """The files, without those in scratch folders."""
@@ -206,9 +237,12 @@ class SharedPlace:
             raise self._unavailable(error) from error
 
     def _unavailable(self, error: OSError) -> StorageError:
+        why = f" ({first_line(error)}); check that every one of them can read and write it"
+        if is_of_store(error):
+            why = f": {explain(error)}"
         return StorageError(
-            f"{self.uri}, which all machines of a preparation share, cannot be used ({first_line(error)}); check that "
-            "every one of them can read and write it, and run the same command again to resume."
+            f"{self.uri}, which all machines of a preparation share, cannot be used{why}, and run the same command "
+            "again to resume."
         )
 
 

@@ -39,7 +39,7 @@ from smtrain.worker.data.prepare.spread.places import place
 from smtrain.worker.data.prepare.spread.sealed import seal
 from smtrain.worker.data.prepare.spread.share_files import ShareReader, ShareWriter, key_range, keys_between, share_name
 from smtrain.worker.data.prepare.workers import read_ahead
-from smtrain.worker.data.read.object_store import StorageError
+from smtrain.worker.data.read.object_store import StorageError, explain, is_of_machine, retry
 from smtrain.worker.data.read.records import record_blocks
 from smtrain.worker.data.read.sources import SourceFile, find_files
 from smtrain.worker.data.read.unread import EXAMPLES
@@ -204,6 +204,10 @@ def outcome(function: Any, *arguments: Any) -> TaskOutcome:
         return TaskOutcome(error=str(error), unavailable=True, damaged=error.damaged, host=host_name())
     except DataError as error:
         return TaskOutcome(error=str(error))
+    except OSError as error:
+        if not is_of_machine(error):
+            raise
+        return TaskOutcome(error=f"{host_name()}: {explain(error)}.", unavailable=True, host=host_name())
 
 
 def outcomes(function: Any, several: list[tuple[Any, ...]], *shared: Any) -> list[TaskOutcome]:
@@ -265,7 +269,7 @@ def _same_file(context: WorkContext, file: SourceFile) -> SourceFile:
             machine.hub = {one.name: one for files in found for one in files}
         path = machine.hub[file.name].path if file.name in machine.hub else path
     try:
-        size = os.stat(path).st_size
+        size = retry(lambda: os.stat(path).st_size)
     except OSError as error:
         raise StorageError(
             f"{path} cannot be read on {socket.gethostname()} ({error.strerror}); every machine must see the text: "
@@ -418,6 +422,12 @@ def write_output(context: WorkContext, totals: ShareTotals, output: OutputPair) 
         "documents": documents, "tokens": tokens, "files": files, "dropped": +dropped, "examples": examples,
         "per_file": list(per_file.items()),
     }  # fmt: skip
+
+
+def is_output_whole(context: WorkContext, files: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether files that `write_output` wrote still have their sizes and SHA-256."""
+    out = place(context.out)
+    return all(out.fingerprint(name) == dict(mark) for name, mark in files.items())
 
 
 def _count_files(counts: dict[int, int], runs: list[list[Any]], kept: NDArray[np.bool_]) -> None:
