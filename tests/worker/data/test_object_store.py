@@ -172,7 +172,7 @@ def test_a_file_that_only_tells_what_others_are_is_not_taken_for_empty(
 ) -> None:
     with tiny_s3(monkeypatch.setenv) as store:
         store.objects |= {f"in/{name}": b'{"text": "a"}\n' * 2 for name in ("state.json", "a.json", "b.arrow")}
-        heads = iter([None])  # the answers to small reads are cut, so only a second HEAD tells why they fail
+        heads = iter([None, None])  # the answers to small reads are cut, so only a second HEAD tells why they fail
         store.fault = lambda operation: (
             next(heads, "expired") if operation == "HeadObject" else "expired" if operation == "GetObject" else None
         )

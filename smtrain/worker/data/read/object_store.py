@@ -56,7 +56,7 @@ def _answer(error: BaseException) -> str:
         return match[1] if match else ""
     if named := _NAMED.search(match[4]):
         return named[1]
-    # S3 answers HEAD without a name, and a small read has no room for it; of reads, 400 is expired credentials
+    # S3 answers HEAD without a name, and a small read has no room for it; a read's 400 is of expired credentials
     return "HTTP 400" if match[2] == "400" and match[3] in ("GetObject", "HeadObject") else match[1]
 
 
