@@ -98,6 +98,7 @@ def test_a_cluster_writes_what_one_machine_writes(tmp_path: Path, tokenizer_fold
         results = dict(executor.run(dies, (2,), ((label, (label,)) for label in range(4)), lambda: None))
         assert results[2].crashed
         assert [results[label].value for label in (0, 1, 3)] == [0, 1, 3]
+        assert listening([os.getpid(), *ours()]) == {"127.0.0.1"}
         killed = threading.Thread(target=kill_workers, args=(1,))
         killed.start()
         spread = Spread(executor, share_bytes=4 << 20)
@@ -119,6 +120,24 @@ def ours(*words: str) -> list[int]:
                 if token in environment and int(entry.name) != os.getpid() and all(w in command for w in words):
                     found.append(int(entry.name))
     return found
+
+
+def listening(pids: list[int]) -> set[str]:
+    """The addresses on which processes accept connections, "*" for all of the machine's."""
+    addresses: dict[str, str] = {}
+    for table in ("tcp", "tcp6"):
+        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+            _, local, _, state, *_, inode = line.split()[:10]
+            if state == "0A":
+                last = bytes.fromhex(local.partition(":")[0][-8:])[::-1]  # also of an IPv4 address in an IPv6 one
+                addresses[inode] = ".".join(map(str, last)) if any(last) else "*"
+    found = set[str]()
+    for pid in pids:
+        with suppress(OSError):
+            for file in Path(f"/proc/{pid}/fd").iterdir():
+                with suppress(OSError):
+                    found.add(addresses.get(os.readlink(file)[8:-1], ""))
+    return found - {""}
 
 
 def kill_workers(count: int) -> None:

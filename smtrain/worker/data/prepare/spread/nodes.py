@@ -55,12 +55,16 @@ import sys
 for name in ("ray.serve.scripts", "ray.util.state.state_cli", "ray.dashboard.modules.job.cli", "grpc"):
     sys.modules[name] = None
 from ray.scripts.scripts import main, start
+if "--node-ip-address=127.0.0.1" in sys.argv:
+    from ray._private import services
+    services.get_node_ip_address = lambda address=None: "127.0.0.1"
 if "--head" in sys.argv and any("--no-monitor" in option.opts for option in start.params):
     sys.argv.append("--no-monitor")
 main()
 """
 """Starts Ray without what it leaves out if a package is missing: other subcommands, half of what it imports, and the
-server for remote clients; and without its autoscaler."""
+server for remote clients; and without its autoscaler. Of 127.0.0.1 Ray would make the machine's outer address, and
+then listen on all of them."""
 _LEAN = {
     "RAY_prestart_worker_first_driver": "0", "RAY_enable_metrics_collection": "0",
     "RAY_task_events_report_interval_ms": "0", "RAY_worker_niceness": "0",
@@ -187,6 +191,8 @@ def head(
     token = cluster_token()
     os.environ.update(cluster_environment(token))  # before Ray is imported, which reads it then
     ray_package()
+    stack = ExitStack()
+    stack.enter_context(_staying_here(address))
     arguments = ["--head", f"--node-ip-address={address}", f"--port={port}", "--include-dashboard=false"]
     node = RayNode(arguments, token, cores)
     ends = threading.Event()
@@ -199,7 +205,6 @@ def head(
                 return
 
     watcher = threading.Thread(target=watch, daemon=True)
-    stack = ExitStack()
     try:
         _wait_for(node, address, port)
         watcher.start()
@@ -223,6 +228,22 @@ def head(
         if watcher.is_alive():
             watcher.join()
         node.close()
+
+
+@contextmanager
+def _staying_here(address: str) -> Iterator[None]:
+    """Let Ray in this process use 127.0.0.1 as its own address too, if the cluster is on it."""
+    if address != "127.0.0.1":
+        yield
+        return
+    from ray._private import services
+
+    resolve = services.get_node_ip_address
+    services.get_node_ip_address = lambda address=None: "127.0.0.1"
+    try:
+        yield
+    finally:
+        services.get_node_ip_address = resolve
 
 
 def _wait_for(node: RayNode, address: str, port: int) -> None:
