@@ -22,6 +22,7 @@ from typing import Any
 from smtrain.core.errors import CheckpointError, first_line
 from smtrain.core.files import disk_sentence, hold, sync_folder, write_atomically
 from smtrain.worker.checkpoint.conversion_plan import written_by
+from smtrain.worker.checkpoint.storage import UnreachableError
 
 PARTIAL = ".partial"
 JOURNAL = ".smtrain-journal"
@@ -220,7 +221,7 @@ class Staging:
 
 @contextmanager
 def staged(target: Path, fingerprint: str, marker: str, durable: bool = True) -> Iterator[Staging]:
-    """A staging folder, removed after an error and kept after an interrupt, so that the next run can resume.
+    """A staging folder, removed after an error, and kept for the next run after an interrupt or a store's failure.
 
     `marker` is the file by which readers know that the target is whole. With `durable` the renames reach the disk
     before it ends; the files must have been flushed before.
@@ -228,6 +229,9 @@ def staged(target: Path, fingerprint: str, marker: str, durable: bool = True) ->
     staging = Staging(target, fingerprint, marker, durable)
     try:
         yield staging
+    except UnreachableError:
+        staging.close(keep=True)
+        raise
     except Exception:
         staging.close(keep=staging.complete)
         raise

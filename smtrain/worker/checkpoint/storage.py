@@ -5,22 +5,44 @@ Ranges are read in place; nothing is copied first.
 
 from __future__ import annotations
 
+import errno
 import json
 import mmap
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from smtrain.core.errors import CheckpointError, first_line
 from smtrain.core.extras import missing
 from smtrain.core.model.remedies import HEAD, misfit
+from smtrain.worker.data.read.object_store import retry
 
+T = TypeVar("T")
 Bounds = Sequence[tuple[int, int]]
 """(start, stop) along every dimension."""
 _MAPPED = 128  # files mapped at a time: each takes a descriptor, and xser has a file for every tensor
+
+
+class UnreachableError(CheckpointError):
+    """A store fails, not the checkpoint in it: finished work is kept, and the same command resumes."""
+
+
+def patient(call: Callable[[], T]) -> T:
+    """Call a client of fsspec until the store answers, for about a minute. Raises the client's last error."""
+    return retry(call, least=_least_wait)
+
+
+def _least_wait(error: Exception) -> float | None:
+    """0 if another try may succeed. Clients of fsspec share no class for a network that is away."""
+    if isinstance(error, (FileNotFoundError, PermissionError)) or "expired" in str(error).lower():
+        return None
+    if isinstance(error, OSError):
+        return None if error.errno in (errno.ENOSPC, errno.EISDIR, errno.ENOTDIR) else 0.0
+    names = {one.__name__ for one in type(error).__mro__}
+    return 0.0 if names & {"HTTPClientError", "ClientConnectionError", "ClientPayloadError"} else None
 
 
 class Place(Protocol):
@@ -177,12 +199,29 @@ class RemotePlace:
                 code="checkpoint.damaged",
             )
         try:
-            data = self._fs.cat_file(f"{self._prefix}/{file}", start=start, end=stop) if stop > start else b""
+            data = patient(lambda: self._cat(file, start, stop)) if stop > start else b""
         except Exception as error:  # each client has kinds of its own
-            raise CheckpointError(
-                f"{self._uri}/{file} cannot be read ({first_line(error)}); check your permissions."
-            ) from None
+            raise self._unread(f"{self._uri}/{file} cannot be read", error) from None
         return memoryview(bytearray(data))
+
+    def _cat(self, file: str, start: int, stop: int) -> bytes:
+        data: bytes = self._fs.cat_file(f"{self._prefix}/{file}", start=start, end=stop)
+        if len(data) != stop - start:
+            raise OSError(f"{len(data)} of {stop - start} bytes arrived")
+        return data
+
+    @staticmethod
+    def _unread(what: str, error: Exception) -> CheckpointError:
+        if isinstance(error, FileNotFoundError):
+            return CheckpointError(f"{what} ({first_line(error)}); check the URI.")
+        return UnreachableError(
+            f"{what} ({first_line(error)}); check the network and your permissions, and run the same command again."
+        )
+
+    def _find(self) -> dict[str, Any]:
+        self._fs.invalidate_cache()
+        found: dict[str, Any] = self._fs.find(self._prefix, detail=True)
+        return found
 
     def _list(self) -> dict[str, Any]:
         if self._listed is None:
@@ -191,14 +230,11 @@ class RemotePlace:
             if why := unanswered(self._uri):
                 raise CheckpointError(f"{self._uri} cannot be listed: {why}.")
             try:
-                self._fs.invalidate_cache()
-                objects = self._fs.find(self._prefix, detail=True)
+                objects = patient(self._find)
             except FileNotFoundError:
                 objects = {}
             except Exception as error:
-                raise CheckpointError(
-                    f"{self._uri} cannot be listed ({first_line(error)}); check your permissions."
-                ) from None
+                raise self._unread(f"{self._uri} cannot be listed", error) from None
             skip = len(self._prefix) + 1
             files = {key: about for key, about in objects.items() if about.get("type") == "file"}
             self._listed = {key[skip:]: about for key, about in sorted(files.items()) if len(key) > skip}

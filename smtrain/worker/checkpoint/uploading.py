@@ -26,7 +26,7 @@ from smtrain.worker.checkpoint.conversion_plan import (
 )
 from smtrain.worker.checkpoint.sources import WeightSource
 from smtrain.worker.checkpoint.staging import JOURNAL
-from smtrain.worker.checkpoint.storage import RemotePlace, filesystem
+from smtrain.worker.checkpoint.storage import RemotePlace, UnreachableError, filesystem, patient
 from smtrain.worker.checkpoint.tensor_files import Job, TensorFile, run
 
 _PART = 8 << 20  # bytes of one part of a multipart upload
@@ -36,8 +36,8 @@ _JOURNAL_EVERY = 64 << 20  # bytes of finished files after which the journal, on
 def upload(source: WeightSource, target: str, plan: ConversionPlan, work: str, overwrite: bool = True) -> None:
     """Write `plan` under a URI; `work` identifies the journal.
 
-    Raises CheckpointError if the source turns out broken or the target cannot be written, and then removes what it
-    wrote. Without `overwrite`, a finished output is left, and other files are an error.
+    Raises CheckpointError if the source turns out broken, and then removes what it wrote, or if a store fails, and then
+    keeps what is finished. Without `overwrite`, a finished output is left, and other files are an error.
     """
     try:
         fs, prefix = filesystem(target)
@@ -57,17 +57,22 @@ def upload(source: WeightSource, target: str, plan: ConversionPlan, work: str, o
         raise _unwritable(target, error) from None
     try:
         writer.write()
-    except Exception as error:
+    except UnreachableError:
+        raise
+    except CheckpointError:
         writer.leave_nothing()
-        if isinstance(error, CheckpointError):
-            raise
+        raise
+    except Exception as error:
         raise _unwritable(target, error) from None
     finally:
         writer.close()
 
 
 def _unwritable(target: str, error: Exception) -> CheckpointError:
-    return CheckpointError(f"{target} cannot be written ({error}); check your permissions and run it again.")
+    return UnreachableError(
+        f"{target} cannot be written ({error}); check the network and your permissions, and run the same command again "
+        "to resume."
+    )
 
 
 class _Journal:
@@ -116,8 +121,13 @@ class _Journal:
     def note(self, file: str, crcs: dict[str, int]) -> None:
         """Record a file that is there and whole."""
         path = f"{self.prefix}/{file}"
-        self.fs.invalidate_cache(path)
-        about = self.fs.info(path)
+
+        def look() -> dict[str, Any]:
+            self.fs.invalidate_cache(path)
+            found: dict[str, Any] = self.fs.info(path)
+            return found
+
+        about = patient(look)
         with self._lock:
             self.done[file] = {"size": int(about["size"]), "version": RemotePlace.version(about), "crc32": crcs}
             self._unrecorded += int(about["size"])
@@ -131,7 +141,7 @@ class _Journal:
 
     def _write(self) -> None:
         journal = {"work": self._work, "mixed": self.mixed, "files": self.files, "older": self.older, "done": self.done}
-        self.fs.pipe_file(f"{self.prefix}/{JOURNAL}", json.dumps(journal).encode())
+        patient(lambda: self.fs.pipe_file(f"{self.prefix}/{JOURNAL}", json.dumps(journal).encode()))
         self._unrecorded = 0
 
     def end(self) -> None:
@@ -204,7 +214,7 @@ class _Writer:
             **self._plan.extras,
             MANIFEST: manifest(self._plan, self._progress.crcs, self._signed),
         }.items():
-            self._fs.pipe_file(f"{self._prefix}/{file}", data)
+            patient(partial(self._fs.pipe_file, f"{self._prefix}/{file}", data))
         self._journal.end()
 
     def leave_nothing(self) -> None:
@@ -270,4 +280,4 @@ class _Writer:
 
     def _remove(self, files: list[str]) -> None:
         for file in files:
-            self._fs.rm_file(f"{self._prefix}/{file}")
+            patient(partial(self._fs.rm_file, f"{self._prefix}/{file}"))

@@ -162,17 +162,72 @@ def test_an_error_leaves_nothing_and_an_older_output_as_it_was(
     def fails(job: Any, *rest: Any) -> Any:
         calls.append(job)
         if len(calls) == 20:
-            raise OSError("no more")
+            raise CheckpointError("it is broken")
         return real(job, *rest)
 
     monkeypatch.setattr(uploading, "run", fails)
     monkeypatch.setattr("smtrain.worker.checkpoint.conversion_plan.cores_here", lambda: 1)
     for name in ("there", "new"):
         calls.clear()
-        with pytest.raises(CheckpointError, match="cannot be written"):
+        with pytest.raises(CheckpointError, match="it is broken"):
             convert(source, f"{store}/{name}", to=Nxd(tp=2, pp=2), overwrite=True)
         assert memory.find("/bucket") == before
     assert not list(diff(old, f"{store}/there"))
+
+
+@pytest.mark.parametrize("operation", ["cat_file", "find", "pipe_file", "info"])
+def test_a_store_that_fails_now_and_then_changes_nothing(
+    operation: str, tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    source, real, calls = hf_folder(tmp_path / "hf", LLAMA), getattr(MemoryFileSystem, operation), itertools.count()
+
+    def fails(*args: Any, **kwargs: Any) -> Any:
+        number = next(calls)
+        if number % 3 == 0:
+            raise OSError("SlowDown: Please reduce your request rate")
+        answer = real(*args, **kwargs)
+        return answer[:-1] if operation == "cat_file" and number % 3 == 1 and len(answer) > 8 else answer
+
+    convert(source, f"{store}/one", to=Nxd(tp=2))
+    monkeypatch.setattr(MemoryFileSystem, operation, fails)
+    convert(f"{store}/one", f"{store}/two", to=HuggingFace())
+    assert next(calls) > 1
+    monkeypatch.setattr(MemoryFileSystem, operation, real)
+    assert not list(diff(source, f"{store}/two"))
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_store_that_is_away_keeps_finished_files_and_the_next_run_resumes(
+    there: bool, tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The source's store fails while the target is written, in a store or in a folder."""
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    monkeypatch.setattr("smtrain.worker.checkpoint.conversion_plan.cores_here", lambda: 1)
+    source, real = hf_folder(tmp_path / "hf", LLAMA), MemoryFileSystem.cat_file
+    convert(source, f"{store}/one", to=Nxd(tp=1, pp=2, form="xser"))
+    target, read, allowed = f"{store}/two" if there else str(tmp_path / "two"), list[Any](), 0
+
+    def counted(self: Any, path: str, *args: Any, **kwargs: Any) -> Any:
+        if ".tensors/" in path:
+            read.append(path)
+            if len(read) > allowed:
+                raise OSError("SlowDown: Please reduce your request rate")
+        return real(self, path, *args, **kwargs)
+
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", counted)
+    allowed = 10**9
+    convert(f"{store}/one", f"{store}/whole", to=HuggingFace(max_shard_size=6000))
+    whole = len(read)
+    read.clear()
+    allowed = whole - 3  # the headers come first
+    with pytest.raises(CheckpointError, match=r"SlowDown.*run the same command again"):
+        convert(f"{store}/one", target, to=HuggingFace(max_shard_size=6000))
+    read.clear()
+    allowed = 10**9
+    convert(f"{store}/one", target, to=HuggingFace(max_shard_size=6000))
+    assert len(read) < whole, "finished files are not converted again"
+    assert not list(diff(source, target))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("s3fs") is None, reason="s3fs is not installed")

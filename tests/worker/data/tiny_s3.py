@@ -29,6 +29,8 @@ class TinyS3:
     def __init__(self, page: int = 1000) -> None:
         self.objects: dict[str, bytes] = {}
         self.calls: Counter[str] = Counter()
+        self.writes: Counter[str] = Counter()
+        """How often each key was written."""
         self.faults: Counter[tuple[str, str]] = Counter()
         self.fault: Callable[[str], str | None] = lambda operation: None
         self.page = page
@@ -50,10 +52,10 @@ class TinyS3:
             parts = self._uploads.pop(query["uploadId"], None)
             if parts is None:
                 return _error(404, "NoSuchUpload")
-            self.objects[key] = b"".join(parts[number] for number in sorted(parts))
+            self._write(key, b"".join(parts[number] for number in sorted(parts)))
             return 200, _xml("CompleteMultipartUploadResult", f"<Key>{escape(key)}</Key><ETag>&quot;1&quot;</ETag>"), ""
         if method == "PUT":
-            self.objects[key] = body
+            self._write(key, body)
             return 200, b"", ""
         if method == "DELETE":
             self.objects.pop(key, None)
@@ -68,6 +70,10 @@ class TinyS3:
             start, stop = int(match[1]), min(int(match[2]) + 1, len(whole))
             return 206, whole[start:stop], f"bytes {start}-{stop - 1}/{len(whole)}"
         return 200, whole, ""
+
+    def _write(self, key: str, content: bytes) -> None:
+        self.objects[key] = content
+        self.writes[key] += 1
 
     def _listing(self, query: dict[str, str]) -> bytes:
         prefix, after = query.get("prefix", ""), query.get("continuation-token", "")

@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 from smtrain.client.backends.base import Body, size_of
 from smtrain.client.backends.checksums import blocks_of, etag_of
+from smtrain.client.backends.sagemaker.calls import PERSIST_S
+from smtrain.client.backends.sagemaker.retry import Patience, outlasting
 from smtrain.core.config.pai import Pai
 from smtrain.core.config.units import spell_bytes
 from smtrain.core.errors import JobError
@@ -19,6 +21,8 @@ from smtrain.core.protocol.uris import split_uri
 from smtrain.core.text import Say
 
 _CONNECT_MS, _READ_MS = 5_000, 60_000
+_ANSWER_S = 20.0
+"""Total time to repeat a call of OSS that is no transfer."""
 _PARTS_FROM = 100 << 20
 """Bytes from which a file is sent and read in parts, which can be continued after a break."""
 _BUSY = (408, 429, 500, 502, 503, 504)
@@ -198,6 +202,7 @@ class Cloud:
         self._store(
             f"read {bucket}/{key}",
             lambda: oss2.resumable_download(self._bucket(bucket), key, str(path), multiget_threshold=_PARTS_FROM),
+            PERSIST_S,
         )
 
     def claim(self, uri: str, content: bytes) -> None:
@@ -231,7 +236,7 @@ class Cloud:
                 send = partial(store.put_object, prefix + name, body)
             else:
                 send = partial(oss2.resumable_upload, store, prefix + name, str(body), multipart_threshold=_PARTS_FROM)
-            self._store(f"write {uri}{name}", send)
+            self._store(f"write {uri}{name}", send, PERSIST_S)
 
     def _has_content(self, bucket: str, item: Mapping[str, Any], body: Body) -> bool:
         """Whether an object of a listing has the content of a file or bytes: by its MD5, else by its CRC-64.
@@ -265,8 +270,11 @@ class Cloud:
         return oss2.Bucket(oss2.ProviderAuthV4(_OssKeys(self._credentials)), endpoint, name, region=region,
                            connect_timeout=seconds)  # fmt: skip
 
-    def _store(self, doing: str, call: Callable[[], _Some]) -> _Some:
-        """A call of OSS. Raises `CloudError` with what was being done."""
+    def _store(self, doing: str, call: Callable[[], _Some], seconds: float = _ANSWER_S) -> _Some:
+        """A call of OSS, repeated for so long if OSS is busy or away. Raises `CloudError` with what was being done."""
+        return outlasting(lambda: self._call(doing, call), Patience(seconds), CloudLostError)
+
+    def _call(self, doing: str, call: Callable[[], _Some]) -> _Some:
         import_oss()
         import oss2
 

@@ -162,6 +162,27 @@ def test_a_busy_cloud_is_waited_for_in_a_follow_and_named_in_a_command(cloud: St
         smtrain.Job("no-such-job", "pai-dlc").describe()
 
 
+def test_busy_oss_is_asked_again(
+    cloud: StandIn, section: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr("time.sleep", waits.append)
+    place, uri = PaiPlace(Pai(**section)), "oss://bucket/smtrain/inputs/text/0123/"
+    calls = [
+        lambda: place.put(uri, [("a", b"bytes")], quiet),
+        lambda: place.fetch("bucket", "smtrain/inputs/text/0123/a", tmp_path / "a"),
+        lambda: place.read(f"{uri}a"),
+        lambda: place.listing(uri),
+    ]
+    for call in calls:
+        waits.clear()
+        cloud.busy = 5  # a listing of oss2 is repeated three times by itself
+        call()
+        assert cloud.busy == 0
+        assert waits
+    assert (tmp_path / "a").read_bytes() == b"bytes"
+
+
 def test_one_of_two_launches_creates_the_job(
     cloud: StandIn, raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

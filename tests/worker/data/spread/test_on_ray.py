@@ -34,6 +34,7 @@ from smtrain.worker.data.prepare.spread.on_ray import RayExecutor
 from smtrain.worker.data.prepare.spread.places import SharedPlace
 from smtrain.worker.data.prepare.spread.ray_address import answers
 from tests.worker.data.corpora import digest
+from tests.worker.data.tiny_s3 import TinyS3, tiny_s3
 
 PAUSE = float(os.environ.get("SMTRAIN_PAUSE", "20"))
 KILLS = int(os.environ.get("SMTRAIN_KILLS", "4"))
@@ -44,6 +45,7 @@ OPTIONS = PrepareOptions(
 KILLED = dataclasses.replace(
     OPTIONS, cleaning=Cleaning(deduplicate=True, near=NearDuplicates(words=5)), max_bad=99_999
 )  # fmt: skip
+EXACT = dataclasses.replace(OPTIONS, max_bad=99_999)
 NEAR = Cleaning(deduplicate=True, near=NearDuplicates(similarity=0.7, words=3, permutations=32))
 
 
@@ -173,37 +175,64 @@ from smtrain.worker.data.prepare.prepare import prepare
 from smtrain.worker.data.prepare.spread import nodes, on_ray
 from smtrain.worker.data.prepare.spread.driver import Spread
 from smtrain.worker.data.prepare.spread.places import SharedPlace
-from tests.worker.data.spread.test_on_ray import KILLED
-text, out, model, place, port = sys.argv[1:]
+from tests.worker.data.spread import test_on_ray
+text, out, model, place, options, port = sys.argv[1:]
 def run(executor):
-    prepare(text, Path(out), Path(model), KILLED, spread=Spread(executor, place, share_bytes=4 << 20))
+    spread = Spread(executor, place, share_bytes=4 << 20)
+    prepare(text, Path(out), Path(model), getattr(test_on_ray, options), spread=spread)
 if __name__ == "__main__":
     say = lambda line: print(line, file=sys.stderr)
     nodes.on_cluster(SharedPlace(place), "127.0.0.1", int(port), say, run, sys.exit)
 """
+WARM = """
+import os, sys
+sys.path.insert(0, "entrypoints")
+from become import become
+child = os.fork()
+if not child:
+    become(sys.argv[1:], dict(os.environ), {}, set())
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+if status < 0:
+    os.kill(os.getpid(), -status)
+sys.exit(status)
+"""
+"""Runs a script in a fork of another Python, as the warm Python of the local control plane does."""
 
 
 class Killed:
-    """A preparation by a first host in a process of its own; others join from threads of this one."""
+    """A preparation by a first host in a process of its own; others join from threads of this one.
 
-    def __init__(self, folder: Path, text: Path, model: Path) -> None:
-        self.place, self.statuses = folder / "place", list[int]()
+    With a `store` the shares are in its prefix `place`, and the first host is a fork of another Python.
+    """
+
+    def __init__(self, folder: Path, text: Path, model: Path, options: str, store: TinyS3 | None = None) -> None:
+        self.folder, self.store, self.statuses = folder / "place", store, list[int]()
+        self.place = "s3://b/place" if store else str(self.folder)
         self.done: dict[str, tuple[int, int]] = {}
         self.again: set[str] = set()
         self.most = 0
         self.tokens: set[str] = set()
-        command = [sys.executable, "-c", DRIVER, *map(str, (text, folder / "out", model, self.place))]
-        self.command, self.log = command, folder / "log"
+        script = folder / "driver.py"
+        script.write_text(DRIVER)
+        of_python = ["-c", WARM, str(script)] if store else [str(script)]
+        arguments = (text, folder / "out", model, self.place, options)
+        self.command, self.log = [sys.executable, *of_python, *map(str, arguments)], folder / "log"
         self.run = self.start()
 
     def start(self) -> subprocess.Popen[bytes]:
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[4])}
         with self.log.open("ab") as log:
-            return subprocess.Popen([*self.command, str(free_port())], stderr=log)
+            return subprocess.Popen([*self.command, str(free_port())], stderr=log, env=environment)
 
     def look(self) -> int:
         """See which shares are done, and which of those that were done at the last kill were written again."""
         with suppress(OSError, ValueError, KeyError):
-            os.environ["RAY_AUTH_TOKEN"] = json.loads((self.place / nodes.MEETING).read_text())["token"]
+            met = (
+                self.store.objects[f"place/{nodes.MEETING}"]
+                if self.store
+                else (self.folder / nodes.MEETING).read_bytes()
+            )
+            os.environ["RAY_AUTH_TOKEN"] = json.loads(met)["record"]["token"]
             self.tokens.add(os.environ["RAY_AUTH_TOKEN"])
         there = self.records()
         self.most = max(self.most, len(there))
@@ -211,8 +240,11 @@ class Killed:
         return len(there)
 
     def records(self) -> dict[str, tuple[int, int]]:
+        if self.store:
+            names = [name for name in [*self.store.objects] if "/share-" in name and name.endswith(".json")]
+            return {name: (self.store.writes[name], 0) for name in names}
         found = {}
-        for path in self.place.glob("*/share-*.json"):
+        for path in self.folder.glob("*/share-*.json"):
             with suppress(OSError):
                 found[path.name] = (path.stat().st_mtime_ns, path.stat().st_ino)
         return found
@@ -228,7 +260,7 @@ class Killed:
         return True
 
     def kill(self, words: tuple[str, ...], number: int) -> bool:
-        pids = ours(*words) if words else [self.run.pid]
+        pids = ours(*words) if words else children(self.run.pid) if self.store else [self.run.pid]
         self.done = self.records()
         for pid in pids[number % len(pids) :][:1] if pids else ():
             os.kill(pid, signal.SIGKILL)
@@ -238,6 +270,51 @@ class Killed:
         return bool(pids)
 
 
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.full
+def test_kills_and_a_failing_store_end_in_the_same_bytes(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each kind of process is killed in turn, the cluster's head every third time, with shares in an S3 that fails."""
+    draw = random.Random(5)
+    text = write(tmp_path / "text", 4 * KILLS + 40)
+    kinds = [("gcs_server",), ("ray::outcome",), (), ("gcs_server",), ("raylet/raylet",), ("ray::outcome",)] * KILLS
+    stop, kills = threading.Event(), list[tuple[str, ...]]()
+    with ExitStack() as stack:
+        store = stack.enter_context(tiny_s3(monkeypatch.setenv))
+        chances = ["error"] * 2 + ["throttle"] * 2 + ["drop"]
+        store.fault = lambda _: draw.choice(chances) if draw.random() < 0.25 else None
+        run = Killed(tmp_path, text, tokenizer_folder, "EXACT", store)
+        stack.callback(lambda: run.run.kill())
+        joined = threading.Thread(target=nodes.join, args=(SharedPlace(run.place), "127.0.0.1", stop, 1))
+        joined.start()
+        stack.callback(joined.join)
+        stack.callback(stop.set)
+        while len(kills) < KILLS:
+            assert run.after_more(1), f"it ended after {len(kills)} kills\n{run.log.read_text()[-3000:]}"
+            time.sleep(draw.uniform(0, 0.5))
+            if run.kill(kinds[len(kills)], draw.randrange(9)):
+                kills.append(kinds[len(kills)])
+                print(len(kills), kills[-1], "after", run.most, "shares", flush=True)
+        while run.run.poll() is None:
+            run.look()
+            time.sleep(0.05)
+        run.statuses.append(run.run.wait())
+        said = run.log.read_text()
+        heads = kills.count(("gcs_server",))
+        again = said.count("It is started again.")
+        print(f"{len(kills)} kills, {heads} of the head, started again {again} times; faults {store.faults.total()}")
+        print(f"{len(run.again)} of {run.most} finished shares were written again")
+        assert run.statuses == [-signal.SIGKILL] * kills.count(()) + [0], said[-3000:]
+        assert again >= heads
+        assert len(run.again) <= 3 * len(kills)
+    prepare(text, tmp_path / "wanted", tokenizer_folder, EXACT, progress=ignore, say=ignore)
+    assert digest(tmp_path / "out") == digest(tmp_path / "wanted")
+
+
 @pytest.mark.full  # the gate has a worker that is killed above, and a driver in test_spread.py
 def test_killed_again_and_again_it_ends_in_the_same_bytes(tmp_path: Path, tokenizer_folder: Path) -> None:
     draw = random.Random(5)
@@ -245,9 +322,9 @@ def test_killed_again_and_again_it_ends_in_the_same_bytes(tmp_path: Path, tokeni
     stop = threading.Event()
     kinds = [("ray::outcome",), ("gcs_server",), (), ("raylet/raylet",)] * KILLS
     with ExitStack() as stack:
-        run = Killed(tmp_path, text, tokenizer_folder)
+        run = Killed(tmp_path, text, tokenizer_folder, "KILLED")
         stack.callback(lambda: run.run.kill())
-        place = SharedPlace(str(run.place))
+        place = SharedPlace(run.place)
         joined = [threading.Thread(target=nodes.join, args=(place, "127.0.0.1", stop, 1)) for _ in range(2)]
         joined[0].start()
         stack.callback(joined[0].join)
