@@ -44,19 +44,21 @@ def set_keys(
     from smtrain.core.config.write import with_value
     from smtrain.core.config.yaml_file import read_settings
     from smtrain.core.errors import ConfigError
-    from smtrain.core.files import write_atomically
+    from smtrain.core.files import only_writer, write_atomically
 
     path = Path(config)
     pairs = [assigned(text) for text in keys]
-    content = read_settings(path, "config", "name the YAML file of the config")
+    read_settings(path, "config", "name the YAML file of the config")
     draft(path)  # a file that is no config is left alone
-    for parts, value in pairs:
-        content = with_value(content, parts, value)
     names = {".".join(parts) for parts, _ in pairs}
     try:
         load_config(path, set_=keys)
     except ConfigError as error:  # faults of other keys are not this command's
         if faults := [fault for fault in error.faults if names & set(fault.partition(": ")[0].split(", "))]:
             raise ConfigError(faults) from None
-    write_atomically(path.resolve(), content, mode=path.stat().st_mode & 0o777)
+    with only_writer(path.resolve(), ConfigError):
+        content = read_settings(path, "config", "name the YAML file of the config")
+        for parts, value in pairs:
+            content = with_value(content, parts, value)
+        write_atomically(path.resolve(), content, mode=path.stat().st_mode & 0o777)
     say(f"wrote {', '.join(sorted(names))} into {path}")

@@ -21,7 +21,8 @@ from smtrain.cli.data_options import (
     named,
 )  # fmt: skip
 from smtrain.cli.dispatch import typed
-from smtrain.core.errors import ConfigError
+from smtrain.core.errors import ConfigError, DataError
+from smtrain.core.files import only_writer, write_atomically
 from smtrain.core.text import say
 
 
@@ -65,17 +66,18 @@ def report(
     from smtrain.worker.data.read.unread import unread_sentence
     from smtrain.worker.data.report import page
 
-    if not overwrite:
-        refuse_others(Path(out))
     if Path(out).is_dir() or not Path(out).parent.is_dir():
         raise ConfigError(
             f"--out {out}: its folder is not there; name a file in a folder that is", code="config.wrong_value"
         )
-    made = reports.report(
-        inputs, Path(model) if model else None, against, text_column=text_column, format=cast(Any, form),
-        most_bytes=round(limit_mb * 1e6) if limit_mb else None, cleaning=cleaned,
-    )  # fmt: skip
-    Path(out).write_text(page(made), "utf-8")
+    with only_writer(Path(out), DataError):
+        if not overwrite:
+            refuse_others(Path(out))
+        made = reports.report(
+            inputs, Path(model) if model else None, against, text_column=text_column, format=cast(Any, form),
+            most_bytes=round(limit_mb * 1e6) if limit_mb else None, cleaning=cleaned,
+        )  # fmt: skip
+        write_atomically(Path(out), page(made))
     documents, duplicates = (sum(getattr(s, name) for s in made.sources) for name in ("documents", "duplicates"))
     say(f"{out}: {documents:,} documents, {duplicates:,} of them exact duplicates")
     for what, count in [*made.dropped.items(), *made.noted.items()]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +11,8 @@ import typer
 from smtrain.cli import options
 from smtrain.cli.dispatch import typed
 from smtrain.core.config.outputs import LONG_TASKS, Evaluate
-from smtrain.core.errors import ConfigError
+from smtrain.core.errors import ConfigError, DataError
+from smtrain.core.files import only_writer
 from smtrain.core.protocol.uris import not_here
 from smtrain.core.text import json_text, say
 
@@ -82,11 +84,9 @@ def evaluate(
     if data is not None and not data.strip():
         raise ConfigError("--data is an empty name; name a folder", code="config.wrong_value")
     options.folder_of("--out", out)
-    if out is not None and not overwrite and (Path(out) / "evaluation.json").exists():
-        raise ConfigError(
-            f"{Path(out) / 'evaluation.json'} would be replaced; give another --out, or --overwrite",
-            code="config.wrong_value",
-        )
+    report = None if out is None else Path(out) / "evaluation.json"
+    if report is not None and not overwrite and report.exists():
+        raise ConfigError(f"{report} would be replaced; give another --out, or --overwrite", code="config.wrong_value")
 
     def progress(text: str) -> None:
         say(text, error=True)
@@ -109,11 +109,11 @@ def evaluate(
         refuse_unreachable(request)  # before anything is fetched
     folder, *bases = ((here.get(name) or _found(name, target)).fetch(progress) for name in models)
     under = bases[0] if bases else None
-    made = evaluate.evaluate(folder, under, request, progress, under, long)
-    say(json_text(made, indent=1) if as_json else evaluate.shown(made), whole=as_json)
-    if out is not None:
-        say(evaluate.save(made, Path(out)), error=as_json)
-        evaluate.draw(made, Path(out))
+    with nullcontext() if report is None else only_writer(report, DataError):
+        made = evaluate.evaluate(folder, under, request, progress, under, long)
+        say(json_text(made, indent=1) if as_json else evaluate.shown(made), whole=as_json)
+        if report is not None:
+            say(evaluate.save(made, report.parent, drawn=True), error=as_json)
 
 
 def _long_request(

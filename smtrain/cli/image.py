@@ -86,7 +86,7 @@ def build(
         return
     if context:
         if context.exists() and (
-            not context.is_dir() or (any(context.iterdir()) and not (context / builder.LOCK).exists())
+            not context.is_dir() or (any(context.glob("[!.]*")) and not (context / builder.LOCK).exists())
         ):
             raise LocalError(f"{context} is not empty, and nothing in it is from an earlier build; name another folder")
         recipe.write(context, say)

@@ -41,11 +41,9 @@ def init(
     from smtrain.client.launch.inputs import type_faults
     from smtrain.core.config.sample import Machines, values
     from smtrain.core.errors import ConfigError
+    from smtrain.core.files import only_writer, write_atomically
 
-    if file.exists() and not force:
-        raise ConfigError(
-            f"{file} is there already; name another file, or --force replaces it", code="config.wrong_value"
-        )
+    _refuse_existing(file, force)
     if file.parent != Path() and not file.parent.is_dir():
         raise ConfigError(f"{file.parent}: no such folder; make it first", code="config.wrong_value")
     if sys.stdin.isatty() and None in (model, data, machines):
@@ -61,7 +59,9 @@ def init(
     adapted = content["train"].get("adapter") is not None
     if faults := type_faults(config):
         raise ConfigError(faults, code="config.combination")
-    file.write_text(text, encoding="utf-8")
+    with only_writer(file, ConfigError):
+        _refuse_existing(file, force)  # another process may have written it since
+        write_atomically(file, text)
     _say_size(config, known)
     if adapted:
         machines = f"{config.compute.instance_count} x {config.compute.instance_type}"
@@ -71,6 +71,15 @@ def init(
     say(f"wrote {file}; next:")
     for command in ("plan", "check", "run"):
         say(f"  smtrain {command} {file}")
+
+
+def _refuse_existing(file: Path, force: bool) -> None:
+    from smtrain.core.errors import ConfigError
+
+    if file.exists() and not force:
+        raise ConfigError(
+            f"{file} is there already; name another file, or --force replaces it", code="config.wrong_value"
+        )
 
 
 def _written(content: dict[str, Any], file: Path, *, open_keys: bool) -> tuple[JobConfig, str]:

@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import stat
 import threading
 from collections.abc import Iterator
@@ -92,6 +93,44 @@ def hold(path: Path) -> int | None:
             return handle
     os.close(handle)
     return None
+
+
+@contextlib.contextmanager
+def only_writer(output: Path | str, error: type[SmtrainError], lock: Path | None = None) -> Iterator[None]:
+    """Hold an output for this process until the block ends, by the file `lock`; default: a hidden file next to it.
+
+    Makes the folder of that file if needed. Raises `error` if another process holds it.
+    """
+    path = lock or Path(output).with_name(f".{Path(output).name}.lock")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if (handle := hold(path)) is None:
+        raise error(f"{output} is being written by another process; wait until it has ended")
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def replacing_files(folder: Path, name: str, *others: str) -> Iterator[Path]:
+    """Yield a new folder, whose files replace what has this name, or matches the `others`, in `folder` at the end.
+
+    The old files go before the first new one, `name`, comes, so a kill leaves no mixture. Nothing is replaced if the
+    block raises. The caller is the only writer.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    part = folder / f".{name}.part"
+    shutil.rmtree(part, ignore_errors=True)  # of a process that was killed
+    part.mkdir()
+    try:
+        yield part
+        for old in {path for pattern in (name, *others) for path in folder.glob(pattern)}:
+            shutil.rmtree(old) if old.is_dir() and not old.is_symlink() else old.unlink()
+        for new in sorted(part.iterdir(), key=lambda path: (path.name != name, path.name)):
+            os.replace(new, folder / new.name)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
 
 
 def write_atomically(path: Path, content: str | bytes, *, mode: int = 0o666, sync: bool = True) -> None:

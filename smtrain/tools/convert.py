@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +14,13 @@ from smtrain.client.jobs.results import md5_of
 from smtrain.core import text
 from smtrain.core.config.pai import OSS
 from smtrain.core.errors import CheckpointError
-from smtrain.core.files import home
+from smtrain.core.files import home, only_writer
 from smtrain.core.protocol.uris import split_uri
 from smtrain.core.public import public
 from smtrain.core.text import Say
 from smtrain.worker.checkpoint import convert as worker
 from smtrain.worker.checkpoint.convert import ReadOptions
+from smtrain.worker.checkpoint.storage import is_uri
 from smtrain.worker.checkpoint.targets import Target
 
 if TYPE_CHECKING:
@@ -76,18 +78,21 @@ def convert(
     """
     given = {"source": source, "config": config, "merge_adapter": merge_adapter}
     here = {key: _copied(str(path), say) if _is_far(path) else path for key, path in given.items()}
-    made = _made_in(str(output)) if _is_far(output) else output
-    changed = worker.convert(
-        here["source"] or "", made, to=to, config=here["config"], read=read, merge_adapter=here["merge_adapter"],
-        overwrite=overwrite, say=say,
-    )  # fmt: skip
-    if _is_far(output):
-        try:
-            _sent(Path(made), str(output), overwrite, say)
-        except CheckpointError:  # refused; after an interruption it stays, and the same call resumes
+    made = _made_in(str(output)) if is_uri(output) else Path(output)
+    # A folder has a lock next to it. A store has no locks, so two machines that write to one prefix do not notice it.
+    lock = only_writer(str(output), CheckpointError, made.with_suffix(".lock")) if is_uri(output) else nullcontext()
+    with lock:
+        changed = worker.convert(
+            here["source"] or "", made if _is_far(output) else output, to=to, config=here["config"], read=read,
+            merge_adapter=here["merge_adapter"], overwrite=overwrite, say=say,
+        )  # fmt: skip
+        if _is_far(output):
+            try:
+                _sent(made, str(output), overwrite, say)
+            except CheckpointError:  # refused; after an interruption it stays, and the same call resumes
+                shutil.rmtree(made)
+                raise
             shutil.rmtree(made)
-            raise
-        shutil.rmtree(made)
     return changed
 
 

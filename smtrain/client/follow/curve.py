@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from smtrain.core.errors import JobError
 from smtrain.core.extras import missing
+from smtrain.core.files import replacing
 from smtrain.core.pages.charts import HELD_OUT
 
 if TYPE_CHECKING:
@@ -73,7 +74,8 @@ def save_curve(records: Records, path: Path, title: str) -> Path:
     """`draw` into `path` (PNG, or the format of its suffix); returns it."""
     drawn = draw(records, title)
     path.parent.mkdir(parents=True, exist_ok=True)
-    drawn.savefig(path, dpi=150)
+    with replacing(path) as file:
+        drawn.savefig(file, dpi=150, format=path.suffix[1:] or "png")
     return path
 
 

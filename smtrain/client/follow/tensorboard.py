@@ -12,12 +12,14 @@ from smtrain.client.follow.reading import pages
 from smtrain.core.errors import JobError
 from smtrain.core.extras import missing, present
 from smtrain.core.facts.sagemaker import ENDED
+from smtrain.core.files import only_writer, replacing_files
 from smtrain.core.protocol.log_lines import STEP_PATTERN, Line, step_record
 from smtrain.core.text import Say
 
 if TYPE_CHECKING:
     from smtrain.client.jobs.job import Job
 
+_EVENTS = "events.out.tfevents.*"
 EVERY = {"local": 2.0, "aws": 15.0}  # seconds between looks at the log
 
 
@@ -74,17 +76,18 @@ class EventFiles:
 
 
 def write(attempts: Sequence[Job], name: str, folder: Path) -> int:
-    """Write the run's event files below `folder`; returns how many steps they hold. `attempts` as in `show`.
+    """Replace the run's event files below `folder`; returns how many steps they hold. `attempts` as in `show`.
 
-    Raises `JobError` if TensorBoard is not installed, or if the run has no steps yet.
+    Raises `JobError` if TensorBoard is not installed, the run has no steps yet, or another process writes there.
     """
-    files = _files(folder / name)
-    try:
-        count = _read(attempts, files)
-    finally:
-        files.close()
-    if not count:
-        raise JobError(f"{name} has no step to show yet; `smtrain logs {attempts[-1].name}` says what it does")
+    with only_writer(folder / name, JobError), replacing_files(folder / name, "events", _EVENTS) as new:
+        files = _files(new)
+        try:
+            count = _read(attempts, files)
+        finally:
+            files.close()
+        if not count:
+            raise JobError(f"{name} has no step to show yet; `smtrain logs {attempts[-1].name}` says what it does")
     return count
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import filecmp
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from smtrain.client.backends.base import JobPlace
 from smtrain.core.errors import ConfigError, JobError
+from smtrain.core.files import only_writer
 from smtrain.core.near import hint
 from smtrain.core.protocol.requests import stage_of
 from smtrain.core.protocol.uris import split_uri
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
 
 What = Literal["model", "checkpoints", "metrics", "all"]
 _KINDS: tuple[What, ...] = ("model", "checkpoints", "metrics")
+_OF_A_MODEL = (
+    "*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "config.json", "generation_config.json",
+    "adapter_config.json", "tokenizer*.json", "*.jinja",
+)  # fmt: skip
+"""Files that libraries load from the folder of a model without being told their names."""
 _HELD = {
     "model": "a model, nor any other file, in /opt/ml/model",
     "checkpoints": "a whole checkpoint",
@@ -55,8 +61,8 @@ def parts(job: Job, what: What, description: dict[str, Any] | None = None) -> li
 def fetch(job: Job, folder: str | Path, what: What, *, overwrite: bool = False) -> Path:
     """Copy one kind of result into `folder`; `all` makes a folder for each kind.
 
-    Checkpoints are copied completely, one folder a step. Raises `JobError` if the job left nothing of that kind, or if,
-    without `overwrite`, other files would be replaced.
+    Checkpoints are copied completely, one folder a step. Raises `JobError` if the job left nothing of that kind, if
+    another process writes there, or if, without `overwrite`, other files would be replaced.
     """
     if not str(folder):
         raise JobError("the folder to download into is an empty name; name one (`.` is the working directory)")
@@ -66,7 +72,18 @@ def fetch(job: Job, folder: str | Path, what: What, *, overwrite: bool = False) 
     results = parts(job, what, description)
     if not results:
         raise JobError(_nothing(job, what, description))
-    download(job.target, [(part.uri, Path(folder, part.folder)) for part in results], overwrite=overwrite)
+    if Path(folder).is_file():
+        raise JobError(f"{folder} is a file; name a folder to download into")
+    places = [(part.uri, Path(folder, part.folder)) for part in results]
+    created = not Path(folder).exists()
+    try:
+        with only_writer(Path(folder), JobError, Path(folder, ".lock")):
+            download(job.target, places, overwrite=overwrite)
+    except BaseException:
+        if created:
+            with suppress(OSError):  # it has files, which the next call keeps
+                Path(folder).rmdir()
+        raise
     return Path(folder)
 
 
@@ -144,8 +161,9 @@ def download(
 
     Existing files with the same content are kept, so a second call resumes the first. Objects that a running job
     deletes meanwhile, such as old checkpoints, are skipped, together with what this call has copied of their folder.
-    Raises `JobError` if there are no objects, if a key would leave its folder, and, unless `overwrite`, if other files
-    have the same names; that is checked before anything is written.
+    Raises `JobError` if there are no objects, if a key would leave its folder, if a folder holds other parts of a model
+    and, unless `overwrite`, if other files have the same names; that is checked before anything is written. Raises it
+    also if objects change meanwhile.
     """
     fetch = _Fetching(target)
     items = [
@@ -153,6 +171,7 @@ def download(
         if wanted(item.path.relative_to(folder).as_posix())
     ]  # fmt: skip
     _refuse_what_is_in_the_way(items)
+    _refuse_mixture(items)
     there = [item for item in items if item.path.exists()]
     same = {item for item in there if _is_same(item)}
     if not overwrite:
@@ -169,6 +188,8 @@ def download(
             item.part.unlink()
         _refuse_others(different)
     new = [item for item in items if item not in same]
+    for item in new:  # all of them first, or a kill would leave a mixture of old and new files
+        item.path.unlink(missing_ok=True)
     complete = True
     for item in new:
         item.path.parent.mkdir(parents=True, exist_ok=True)
@@ -176,12 +197,18 @@ def download(
             item.part.replace(item.path)
         else:
             complete = False
-    return len(items) if complete else len(items) - _drop_deleted(target, places, new)
+    if not new:
+        return len(items)
+    left = {object_["Key"]: object_ for uri, _ in places for object_ in target.listing(uri)}
+    _refuse_changed(left, new)
+    return len(items) if complete else len(items) - _drop_deleted(left, places, new)
 
 
-def _drop_deleted(target: JobPlace, places: Sequence[tuple[str, Path]], new: Sequence[_Item]) -> int:
-    """Delete copies of objects that are gone from S3, so that no incomplete folder stays; returns how many."""
-    left = {object_["Key"] for uri, _ in places for object_ in target.listing(uri)}
+def _drop_deleted(left: Mapping[str, Any], places: Sequence[tuple[str, Path]], new: Sequence[_Item]) -> int:
+    """Delete copies of objects that are gone from S3, so that no incomplete folder stays; returns how many.
+
+    `left` are the objects that are there, by key.
+    """
     deleted = [item for item in new if item.key not in left]
     for item in deleted:
         item.path.unlink(missing_ok=True)
@@ -200,9 +227,7 @@ def _items(target: JobPlace, uri: str, folder: Path) -> list[_Item]:
         path = folder / name
         if not path.resolve().is_relative_to(folder.resolve()):
             raise JobError(f"{object_['Key']}: points outside {folder}; not downloaded")
-        items.append(
-            _Item(uri, bucket, object_["Key"], object_["Size"], str(object_.get("ETag", "")).strip('"'), folder, path)
-        )
+        items.append(_Item(uri, bucket, object_["Key"], object_["Size"], _etag(object_), folder, path))
     if not items:
         raise JobError(f"{uri} is empty; there is nothing to download")
     return items
@@ -220,6 +245,32 @@ def _refuse_what_is_in_the_way(items: Sequence[_Item]) -> None:
                 break
             if parent.exists() and not parent.is_dir():
                 raise JobError(f"{parent} is a file, but the download has a folder of this name; name another folder")
+
+
+def _refuse_mixture(items: Sequence[_Item]) -> None:
+    """Raise `JobError` if a folder that gets weights holds other parts of a model, which would be loaded with them."""
+    new = {item.path for item in items}
+    for folder in {path.parent for path in new if path.suffix == ".safetensors"}:
+        there = {path for pattern in _OF_A_MODEL for path in folder.glob(pattern)}
+        if others := sorted(path.name for path in there - new):
+            raise JobError(
+                f"{folder} holds parts of another model ({', '.join(others[:3])}); delete them, or name another folder"
+            )
+
+
+def _refuse_changed(left: Mapping[str, Any], copied: Sequence[_Item]) -> None:
+    """Raise `JobError` if an object, of those `left` by key, is no longer what was listed before it was copied."""
+    for item in copied:
+        current = left.get(item.key)
+        if current is not None and (current["Size"], _etag(current)) != (item.size, item.etag):
+            raise JobError(
+                f"{item.uri} changed while it was being copied; run the same command again with --overwrite "
+                "(overwrite=True)"
+            )
+
+
+def _etag(object_: dict[str, Any]) -> str:
+    return str(object_.get("ETag", "")).strip('"')
 
 
 def _refuse_others(different: Sequence[_Item]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import glob
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from smtrain.core.doing import doing
 from smtrain.core.errors import ConfigError, DataError, first_line
 from smtrain.core.facts.sagemaker import TargetName
-from smtrain.core.files import hold
+from smtrain.core.files import only_writer
 from smtrain.core.near import near_path
 from smtrain.core.public import public
 from smtrain.core.text import Say
@@ -166,7 +165,7 @@ def generate(
         return _generate(models, queue, batch, form, sampling, processes, None, say)
     contents = [None if one is None else one.identity() for one in models]
     key = [contents, chat, system, _template_text(template), asdict(sampling), [asdict(one) for one in queue]]
-    with _only_writer(file):
+    with only_writer(file, DataError):
         _refuse_output(file, overwrite)  # another process may have finished it since
         part = file.with_name(f".{file.name}.{_digest(key)}.part")
         part.touch()
@@ -269,19 +268,6 @@ def _refuse_output(file: Path, overwrite: bool) -> None:
 
 def _digest(settings: list[Any]) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
-
-
-@contextmanager
-def _only_writer(file: Path) -> Iterator[None]:
-    """Hold a file for this process until the block ends. Raises `DataError` if another process holds it."""
-    path = file.with_name(f".{file.name}.lock")
-    if (lock := hold(path)) is None:
-        raise DataError(f"{file} is being written by another process; wait until it has ended")
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)
-        os.close(lock)
 
 
 def _resume(part: Path, batch: int) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from smtrain.core.errors import DataError
 from smtrain.core.extras import missing
+from smtrain.core.files import only_writer, replacing_files
 from smtrain.core.pages.page import image, render
 from smtrain.core.text import clean
 
@@ -135,13 +136,16 @@ def _svg(comparison: Comparison, width: float) -> str:
 
 
 def save(comparison: Comparison, folder: Path) -> list[Path]:
-    """compare.png, compare.html and compare.json in `folder`; their paths. Raises OSError as files do."""
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"compare.{end}" for end in ("png", "html", "json")]
-    draw(comparison).savefig(paths[0], dpi=150)
-    paths[1].write_text(page(comparison), "utf-8")
-    paths[2].write_text(json.dumps(comparison.to_dict(), indent=2) + "\n", "utf-8")
-    return paths
+    """Replace compare.png, compare.html and compare.json in `folder`; returns their paths.
+
+    Raises OSError as files do, and DataError if another process writes them.
+    """
+    png, html, summary = names = [f"compare.{end}" for end in ("png", "html", "json")]
+    with only_writer(folder / png, DataError), replacing_files(folder, *names) as new:
+        draw(comparison).savefig(new / png, dpi=150)
+        (new / html).write_text(page(comparison), "utf-8")
+        (new / summary).write_text(json.dumps(comparison.to_dict(), indent=2) + "\n", "utf-8")
+    return [folder / name for name in names]
 
 
 def _cell(value: object) -> str:

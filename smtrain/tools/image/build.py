@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from smtrain.core.config import Stage
 from smtrain.core.errors import LocalError
 from smtrain.core.facts import table
 from smtrain.core.facts.images import contents_known, torch_of
+from smtrain.core.files import only_writer, replacing_files
 from smtrain.core.protocol.entrypoints import WORDS, entrypoints_folder, requirements
 from smtrain.core.text import Say
 from smtrain.plane.docker import plainly, sentence
@@ -77,15 +77,20 @@ class Recipe:
         )
 
     def write(self, folder: Path, say: Say) -> None:
-        """Write the build context: Dockerfile, lock file, wheels. Raises `LocalError` if a wheel is missing."""
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "Dockerfile").write_text(self.dockerfile, "utf-8")
-        (folder / LOCK).write_text(self.lock, "utf-8")
-        if self.unread:
-            (folder / WANTED).write_text("".join(f"{line}\n" for line in self.unread), "utf-8")
-        shutil.rmtree(folder / "wheels", ignore_errors=True)
-        say(f"downloading {self.count} wheels for Python {self.interpreter.python} on {self.interpreter.machine}")
-        download(folder / LOCK, self.interpreter, folder / "wheels")
+        """Replace the build context in a folder: Dockerfile, lock file, wheels.
+
+        Raises `LocalError` if a wheel is missing, or if another process writes them.
+        """
+        with (
+            only_writer(folder / LOCK, LocalError),
+            replacing_files(folder, LOCK, "Dockerfile", WANTED, "wheels") as new,
+        ):
+            (new / "Dockerfile").write_text(self.dockerfile, "utf-8")
+            (new / LOCK).write_text(self.lock, "utf-8")
+            if self.unread:
+                (new / WANTED).write_text("".join(f"{line}\n" for line in self.unread), "utf-8")
+            say(f"downloading {self.count} wheels for Python {self.interpreter.python} on {self.interpreter.machine}")
+            download(new / LOCK, self.interpreter, new / "wheels")
 
     @property
     def count(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from smtrain.core.config.load import Source
 from smtrain.core.config.schema import digest
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.facts.sagemaker import ELSEWHERE, TargetName
-from smtrain.core.files import home
+from smtrain.core.files import home, only_writer, replacing_files
 from smtrain.core.interrupts import gently
 from smtrain.core.public import public
 from smtrain.core.text import Say
@@ -96,7 +97,8 @@ def tune(
         shared: list[Stage] = [stage for stage in earlier if stage_named(stage).shared]
         record = TuningRecord(home() / "tuning" / f"{config.name}-{_key(chain, axes)[:8]}.json")
         name = record.path.stem
-        trials = TrialLoop(chain, lent(chain, shared), objective, search, limits, record, say).go()
+        with only_writer(record.path, JobError):
+            trials = TrialLoop(chain, lent(chain, shared), objective, search, limits, record, say).go()
     tuning = Tuning(name, objective, axes, tuple(trials))
     return tuning if out is None else _written(tuning, config, Path(out))
 
@@ -216,18 +218,13 @@ def _written(tuning: Tuning, config: JobConfig, folder: Path) -> Tuning:
     """The tuning with its files: the trials, the best config, and a picture if matplotlib is installed."""
     from dataclasses import replace
 
-    folder.mkdir(parents=True, exist_ok=True)
-    files = [folder / "trials.json"]
-    files[0].write_text(json.dumps(tuning.to_dict(), indent=2) + "\n", "utf-8")
-    if best := tuning.best:
-        chosen = with_values(config, best.values).model_dump(mode="json", exclude_unset=True)
-        files.append(folder / "best.yaml")
-        files[-1].write_text(yaml.safe_dump(chosen, sort_keys=False), "utf-8")
-    try:
-        figure = tuning.plot()
-    except ConfigError:  # without matplotlib there is still the table
-        pass
-    else:
-        files.append(folder / "tuning.png")
-        figure.savefig(files[-1], dpi=150)
-    return replace(tuning, files=tuple(files))
+    trials, chosen, picture = "trials.json", "best.yaml", "tuning.png"
+    with only_writer(folder / trials, JobError), replacing_files(folder, trials, chosen, picture) as new:
+        (new / trials).write_text(json.dumps(tuning.to_dict(), indent=2) + "\n", "utf-8")
+        if best := tuning.best:
+            values = with_values(config, best.values).model_dump(mode="json", exclude_unset=True)
+            (new / chosen).write_text(yaml.safe_dump(values, sort_keys=False), "utf-8")
+        with suppress(ConfigError):  # without matplotlib there is still the table
+            tuning.plot().savefig(new / picture, dpi=150)
+        names = [name for name in (trials, chosen, picture) if (new / name).exists()]
+    return replace(tuning, files=tuple(folder / name for name in names))

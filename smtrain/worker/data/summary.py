@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from smtrain.core.errors import DataError
+from smtrain.core.files import replacing
 from smtrain.worker.data.load.order import Packing
 from smtrain.worker.data.manifest import NAME, DatasetManifest, shards_of
 from smtrain.worker.data.pack.exchange import prefixes
@@ -107,7 +108,8 @@ def save_picture(about: DatasetSummary, path: Path, title: str) -> None:
     axis.grid(alpha=0.3)
     axis.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    with replacing(path) as file:
+        figure.savefig(file, dpi=150, format="png")
 
 
 def _packed(masks: list[Path], data: JoinedPairs, manifest: DatasetManifest) -> dict[str, Any]:

@@ -8,7 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from smtrain.core.config.outputs import NEEDLE
 from smtrain.core.errors import DataError
+from smtrain.core.files import read_object, replacing_files
 from smtrain.core.model.hf_folder import is_adapter
 from smtrain.worker.checkpoint.huggingface.folder import refuse_renamed
 from smtrain.worker.checkpoint.merge import refuse_other_base
@@ -100,18 +102,16 @@ def _measured(
     return measured
 
 
-def save(made: dict[str, Any], folder: Path) -> Path:
-    """Write the report into a folder; returns its path."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / report.NAME
-    path.write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n", "utf-8")
-    return path
+def save(made: dict[str, Any], folder: Path, *, drawn: bool = False) -> Path:
+    """Replace the report in a folder, and the heat maps of long texts next to it; returns the report's path.
 
-
-def draw(made: dict[str, Any], folder: Path) -> None:
-    """Write the heat maps of long texts next to the report. A job does not: its image may have no templates."""
-    for name, drawn in pictures(made).items():
-        (folder / f"{name}.svg").write_text(drawn, "utf-8")
+    With `drawn` it has heat maps. A job draws none: its image may have no templates.
+    """
+    with replacing_files(folder, report.NAME, f"{NEEDLE}-*.svg") as new:
+        (new / report.NAME).write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        for name, picture in pictures(made).items() if drawn else ():
+            (new / f"{name}.svg").write_text(picture, "utf-8")
+    return folder / report.NAME
 
 
 def shown(made: dict[str, Any]) -> str:

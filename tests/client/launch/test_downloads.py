@@ -119,3 +119,33 @@ def test_a_key_that_leads_out_is_refused(uri: str, tmp_path: Path) -> None:
     with pytest.raises(JobError, match="points outside"):
         download(target, [("s3://downloads/bad/", tmp_path / "to")])
     assert tree(tmp_path) == {}
+
+
+def test_weights_never_come_next_to_those_of_another_model(uri: str, tmp_path: Path) -> None:
+    target = Target("local")
+    for name in ("config.json", "model-1-of-1.safetensors"):
+        target.s3.put_object(Bucket="downloads", Key=f"model/{name}", Body=b"{}")
+    (tmp_path / "model.safetensors").write_bytes(b"old")
+    (tmp_path / "notes.txt").write_text("mine")
+    for overwrite in (False, True):
+        with pytest.raises(JobError, match=r"parts of another model \(model.safetensors\); delete them, or name"):
+            download(target, [("s3://downloads/model/", tmp_path)], overwrite=overwrite)
+    (tmp_path / "model.safetensors").unlink()
+    assert download(target, [("s3://downloads/model/", tmp_path)]) == 2
+
+
+def test_objects_that_change_meanwhile_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, fetch = Target("local"), Target.fetch
+    target.s3.create_bucket(Bucket="changing")
+    target.s3.put_object(Bucket="changing", Key="m/a", Body=b"aaa")
+
+    def changing(self: Target, bucket: str, key: str, path: Path) -> None:
+        target.s3.put_object(Bucket=bucket, Key=key, Body=b"bbb")
+        fetch(self, bucket, key, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Target, "fetch", changing)
+        with pytest.raises(JobError, match=r"changed while it was being copied; run the same command .*--overwrite"):
+            download(target, [("s3://changing/m/", tmp_path)])
+    assert download(target, [("s3://changing/m/", tmp_path)], overwrite=True) == 1
+    assert tree(tmp_path) == {"a": b"bbb"}

@@ -11,6 +11,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from math import inf
 from pathlib import Path
@@ -21,6 +22,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from smtrain.core.errors import DataError
+from smtrain.core.files import only_writer
 from smtrain.worker.data.checksums import SUFFIX, fingerprint, fingerprints
 from smtrain.worker.data.manifest import (
     MASK,
@@ -35,6 +37,7 @@ from smtrain.worker.data.manifest import (
     shards_of,
 )
 from smtrain.worker.data.pack.indexed import JoinedPairs, write_index
+from smtrain.worker.data.prepare.resumable import publish, unfinished
 from smtrain.worker.data.read.blocks import MODES
 from smtrain.worker.data.read.cut import cut_file
 from smtrain.worker.data.read.sources import SourceFile, find_files
@@ -44,6 +47,8 @@ from smtrain.worker.data.tokenize.tokenizer import TokenizerFacts, tokenizer_fac
 
 _ROWS_PER_BATCH = 256
 _FILE_BYTES = 500_000_000
+_ENDS = (".bin", SUFFIX, ".idx")
+"""Files of a pair. The index comes last: without it there is no dataset."""
 _COLUMNS = {"input_ids": pa.int32(), "attention_mask": pa.int8(), "labels": pa.int64()}
 
 
@@ -96,10 +101,15 @@ def export_blocks(source: Path, output: Path, seq_len: int) -> int:
 
     Tokens left at the end are dropped. Raises DataError if `output` exists or there is not one block.
     """
-    if output.exists():
-        raise DataError(f"{output} is there already; give a new folder.")
     if seq_len < 1:
         raise DataError(f"seq_len is {seq_len}; give at least 1.")
+    with only_writer(output, DataError):
+        if output.exists():
+            raise DataError(f"{output} is there already; give a new folder.")
+        return _export(source, output, seq_len)
+
+
+def _export(source: Path, output: Path, seq_len: int) -> int:
     parts = [JoinedPairs(pairs) for pairs in prefixes(source)]
     counts = [part.total // seq_len for part in parts]
     if not sum(counts):
@@ -164,21 +174,18 @@ def import_tokens(
         refuse_others(*files_of(output))
     if seq_len < 1:
         raise DataError(f"seq_len is {seq_len}; give at least 1.")
-    if output.exists() and not output.is_dir():
-        raise DataError(f"{output} is a file; give a folder for the tokens.")
-    created = not output.exists()
-    try:
-        return _import(source, output, facts, seq_len)
-    finally:
-        for end in (".bin", ".idx", SUFFIX):
-            _partial(output / PREFIX, end).unlink(missing_ok=True)
-        if created and not any(output.iterdir()):
-            output.rmdir()
+    with unfinished(output, None) as journal:
+        journal.clear()
+        try:
+            return publish(journal, _import(source, journal.folder, facts, seq_len), output)
+        except BaseException:
+            journal.clear()
+            raise
 
 
-def _import(source: Path, output: Path, facts: TokenizerFacts, seq_len: int) -> DatasetManifest:
-    """Write under other names, then rename; the manifest, which makes it a dataset, comes last."""
-    bin_path, idx_path = (_partial(output / PREFIX, end) for end in (".bin", ".idx"))
+def _import(source: Path, folder: Path, facts: TokenizerFacts, seq_len: int) -> DatasetManifest:
+    """Write the pair of files; returns the manifest that makes it a dataset."""
+    bin_path, idx_path = (folder / f"{PREFIX}{end}" for end in (".bin", ".idx"))
     left_out: list[str] = []
     pairs = prefixes(source)[0] if not source.is_dir() else [source]  # refuses marked ones
     if pairs[0].with_name(pairs[0].name + ".idx").is_file():
@@ -210,17 +217,13 @@ def _import(source: Path, output: Path, facts: TokenizerFacts, seq_len: int) -> 
     stored = np.diff(data.document_index) > 0
     ends = np.cumsum(data.lengths, dtype=np.int64)[data.document_index[1:][stored] - 1] - 1
     last = data.pairs[0].tokens[ends]
-    for old in files_of(output):  # without its manifest, which goes first, the folder is no dataset
-        old.unlink(missing_ok=True)
     count, samples = len(documents) - 1, (total - 1) // seq_len
-    manifest = DatasetManifest(
+    return DatasetManifest(
         **facts.in_manifest(), append_eod=facts.eos_id is not None and bool((last == facts.eos_id).all()),
-        seq_len=seq_len, text_column="", sources=rows, files=_finish(output / PREFIX), bad_line_count=0, bad_lines=[],
-        tokenized_by="imported", unread=dict(unread), left_out=left_out, documents=count, tokens=total, samples=samples,
-        parts=[{"prefix": PREFIX, "documents": count, "tokens": total, "samples": samples}],
+        seq_len=seq_len, text_column="", sources=rows, files=fingerprints(folder / PREFIX), bad_line_count=0,
+        bad_lines=[], tokenized_by="imported", unread=dict(unread), left_out=left_out, documents=count, tokens=total,
+        samples=samples, parts=[{"prefix": PREFIX, "documents": count, "tokens": total, "samples": samples}],
     )  # fmt: skip
-    manifest.save(output)
-    return manifest
 
 
 def _copy_rows(files: list[SourceFile], target: Path, facts: TokenizerFacts) -> tuple[NDArray[Any], UnreadText]:
@@ -267,21 +270,19 @@ def merge(
     jobs = [(JoinedPairs(datasets), target)]
     if held_out:
         jobs.append((JoinedPairs(held_out), target.with_name(f"{target.name}_{VALIDATION}")))
-    for _, prefix in jobs:
-        _refuse_target(prefix, overwrite)
-    for data, prefix in jobs:
-        _append(data, prefix)
-    for _, prefix in reversed(jobs):
-        _finish(prefix)
+    with _written_together([prefix for _, prefix in jobs], overwrite):
+        for data, prefix in jobs:
+            _append(data, _partial(prefix))
     documents = [len(data.document_index) - 1 for data, _ in jobs]
     return documents[0], sum(documents[1:])
 
 
 def _append(data: JoinedPairs, prefix: Path) -> None:
-    with _partial(prefix, ".bin").open("wb") as out:
+    with prefix.with_name(f"{prefix.name}.bin").open("wb") as out:
         for chunk in data.chunks():
             out.write(chunk.data)
-    write_index(_partial(prefix, ".idx"), data.dtype, data.lengths, data.document_index, data.modes)
+    index = prefix.with_name(f"{prefix.name}.idx")
+    write_index(index, data.dtype, data.lengths, data.document_index, data.modes)
 
 
 def merge_marked(folders: Sequence[Path], output: Path, *, overwrite: bool = False) -> DatasetManifest:
@@ -298,13 +299,17 @@ def merge_marked(folders: Sequence[Path], output: Path, *, overwrite: bool = Fal
                 f"{folders[0]} was prepared with {name} {values[0]} and {folders[other]} with {values[other]}; prepare "
                 "both with the same settings."
             )
-    if output.exists() and not output.is_dir():
-        raise DataError(f"{output} is a file; give a folder for the samples.")
     if any(output.resolve() == folder.resolve() for folder in folders):
         raise DataError(f"{output} is one of the folders to merge; give another folder.")
     if not overwrite:
         refuse_others(*files_of(output))
-    output.mkdir(parents=True, exist_ok=True)
+    with unfinished(output, None) as journal:
+        journal.clear()
+        return publish(journal, _merge_marked(folders, made, journal.folder), output)
+
+
+def _merge_marked(folders: Sequence[Path], made: Sequence[DatasetManifest], output: Path) -> DatasetManifest:
+    """Write all pairs of files into `output`; returns the manifest of the whole."""
     held = [one.validation for one in made if one.validation]
     pairs: dict[str, list[Path]] = {PREFIX: [], MASK: [], VALIDATION: [], VALIDATION_MASK: []}
     for folder, one in zip(folders, made, strict=True):
@@ -316,14 +321,12 @@ def merge_marked(folders: Sequence[Path], output: Path, *, overwrite: bool = Fal
     for name, prefixes_ in pairs.items():
         if prefixes_:
             _append(JoinedPairs(prefixes_), output / name)
-    for old in files_of(output):  # without its manifest, which goes first, the folder is no dataset
-        old.unlink(missing_ok=True)
     files: dict[str, dict[str, Any]] = {}
     for name, prefixes_ in pairs.items():
         if prefixes_:
-            files |= _finish(output / name)
+            files |= fingerprints(output / name)
     total = _total([vars(one) for one in made])
-    manifest = dataclasses.replace(
+    return dataclasses.replace(
         made[0],
         documents=total["documents"],
         tokens=total["tokens"],
@@ -339,8 +342,6 @@ def merge_marked(folders: Sequence[Path], output: Path, *, overwrite: bool = Fal
         validation={"prefix": VALIDATION, **_total(held)} if held else None,
         unread=_added(one.unread for one in made),
     )
-    manifest.save(output)
-    return manifest
 
 
 def _total(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
@@ -366,8 +367,7 @@ def split(
         raise DataError(f"the shares {list(shares)} must be two or more positive numbers, as 0.98 0.01 0.01.")
     if not target.name:
         raise DataError(f"{target} is a folder; give the PREFIX of the files to write.")
-    for number in range(len(shares)):
-        _refuse_target(target.with_name(f"{target.name}_{number}"), overwrite)
+    parts = [target.with_name(f"{target.name}_{number}") for number in range(len(shares))]
     pairs = [dataset] if isinstance(dataset, Path) else dataset
     data = JoinedPairs(pairs)
     documents = np.asarray(data.document_index)
@@ -377,37 +377,49 @@ def split(
     cuts = [0, *np.searchsorted(ends_in_tokens, wanted).tolist(), len(documents) - 1]
     if min(np.diff(cuts)) < 1:
         raise DataError(f"{pairs[0]} has {len(documents) - 1} documents, too few for these shares; use fewer parts.")
-    written = []
-    for number, (first, last) in enumerate(pairwise(cuts)):
-        part = target.with_name(f"{target.name}_{number}")
-        start, stop = int(documents[first]), int(documents[last])
-        with _partial(part, ".bin").open("wb") as out:
-            for chunk in data.chunks(int(tokens[start]), int(tokens[stop])):
-                out.write(chunk.data)
-        modes = None if data.modes is None else data.modes[start:stop]
-        index = documents[first : last + 1] - start
-        write_index(_partial(part, ".idx"), data.dtype, data.lengths[start:stop], index, modes)
-        _finish(part)
-        written.append(part)
-    return written
+    with _written_together(parts, overwrite):
+        for part, (first, last) in zip(parts, pairwise(cuts), strict=True):
+            start, stop = int(documents[first]), int(documents[last])
+            with _partial(part, ".bin").open("wb") as out:
+                for chunk in data.chunks(int(tokens[start]), int(tokens[stop])):
+                    out.write(chunk.data)
+            modes = None if data.modes is None else data.modes[start:stop]
+            index = documents[first : last + 1] - start
+            write_index(_partial(part, ".idx"), data.dtype, data.lengths[start:stop], index, modes)
+    return parts
 
 
-def _refuse_target(target: Path, overwrite: bool) -> None:
-    if not target.name:
-        raise DataError(f"{target} is a folder; give the PREFIX of the files to write, such as {target / 'tokens'}.")
-    if not overwrite:
-        refuse_others(*(target.with_name(target.name + end) for end in (".bin", ".idx")))
+@contextmanager
+def _written_together(targets: Sequence[Path], overwrite: bool) -> Iterator[None]:
+    """Give pairs their names after the block has written them under partial ones; old pairs of these names go first.
+
+    A kill leaves no mixture of old and new pairs. Raises DataError for a target that another process writes or, without
+    `overwrite`, that exists.
+    """
+    if not targets[0].name:
+        some = targets[0] / "tokens"
+        raise DataError(f"{targets[0]} is a folder; give the PREFIX of the files to write, such as {some}.")
+    with ExitStack() as held:
+        for target in targets:
+            held.enter_context(only_writer(target, DataError))
+        if not overwrite:
+            refuse_others(*(target.with_name(target.name + end) for target in targets for end in (".bin", ".idx")))
+        try:
+            yield
+            for target in targets:
+                fingerprints(_partial(target))
+        except BaseException:
+            for target in targets:
+                for end in _ENDS:
+                    _partial(target, end).unlink(missing_ok=True)
+            raise
+        for target in targets:
+            for end in reversed(_ENDS):
+                target.with_name(target.name + end).unlink(missing_ok=True)
+        for target in targets:
+            for end in _ENDS:
+                _partial(target, end).replace(target.with_name(target.name + end))
 
 
-def _partial(prefix: Path, end: str) -> Path:
-    prefix.parent.mkdir(parents=True, exist_ok=True)
+def _partial(prefix: Path, end: str = "") -> Path:
     return prefix.with_name(f".{prefix.name}.partial{end}")
-
-
-def _finish(prefix: Path) -> dict[str, dict[str, Any]]:
-    """Give a pair its name; return size and SHA-256 of its files."""
-    partial = _partial(prefix, "")
-    about = fingerprints(partial)
-    for end in (".bin", SUFFIX, ".idx"):  # the index last: without it there is no dataset
-        partial.with_name(partial.name + end).replace(prefix.with_name(prefix.name + end))
-    return {prefix.name + name.removeprefix(partial.name): row for name, row in about.items()}

@@ -69,6 +69,8 @@ class Preparation(ABC):
         if not self.corpus.options.overwrite:
             refuse_others(*files_of(output))
         with unfinished(output, parts) as journal, ExitStack() as stack:
+            if not self.corpus.options.overwrite:
+                refuse_others(*files_of(output))  # another process may have finished it since
             report = progress or stack.enter_context(console())
 
             def attempt(chosen: Encoder | None, name: str) -> CorpusTally:

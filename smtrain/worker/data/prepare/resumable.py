@@ -6,7 +6,6 @@ file differs from its mark (after a power cut) is not used. So nothing has to be
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from smtrain.core.errors import DataError
-from smtrain.core.files import read_object, write_atomically
+from smtrain.core.files import hold, read_object, write_atomically
 from smtrain.worker.data.checksums import Rolling
 from smtrain.worker.data.manifest import NAME, PREFIX, DatasetManifest, files_of
 from smtrain.worker.data.prepare.part_uploads import PartUploads, StoppedError
@@ -82,14 +81,15 @@ class Journal:
     """
 
     def __init__(self, folder: Path, parts: PartUploads | None = None) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.parts = folder, parts
-        self._lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._lock)
-            raise DataError(f"{folder.parent} is being written by another process; wait for it to end.") from None
+        while True:
+            folder.mkdir(parents=True, exist_ok=True)
+            with suppress(FileNotFoundError):  # another process has ended and removed the folder
+                lock = hold(folder / "lock")
+                break
+        if lock is None:
+            raise DataError(f"{folder.parent} is being written by another process; wait for it to end.")
+        self._lock = lock
 
     def marks(self, settings: str) -> Iterator[dict[str, Any]]:
         """The marks of runs with the same settings, the last one here and then those in the parts, newest first."""
@@ -115,6 +115,9 @@ class Journal:
         """Forget everything but the lock."""
         if self.parts:
             self.parts.clear()
+        self._empty()
+
+    def _empty(self) -> None:
         for path in self.folder.iterdir():
             if path.is_dir():  # of a machine that died
                 shutil.rmtree(path, ignore_errors=True)
@@ -124,7 +127,10 @@ class Journal:
     def close(self, *, remove: bool) -> None:
         """Release the folder; with `remove` delete it, so that the next run begins again."""
         if remove:
-            shutil.rmtree(self.folder)
+            self._empty()
+            (self.folder / "lock").unlink()
+            with suppress(OSError):  # another process has it already
+                self.folder.rmdir()
         os.close(self._lock)
 
 
@@ -163,7 +169,7 @@ def publish(journal: Journal, manifest: DatasetManifest, output: Path, elsewhere
     If the files are `elsewhere`, only the manifest is written.
     """
     for old in files_of(output):  # without its manifest, which goes first, the folder is no dataset
-        if old.name not in manifest.files or old.name == NAME:
+        if elsewhere is None or old.name not in manifest.files or old.name == NAME:
             old.unlink(missing_ok=True)
     for name in manifest.files if elsewhere is None else ():
         (journal.folder / name).replace(output / name)
