@@ -174,7 +174,7 @@ class Mesh:
         text = f"tp {self.tp} x pp {self.pp}{long} x dp {self.dp}{experts}, micro-batch {self.micro_batch}"
         text += "" if self.recompute == "none" else f", {self.recompute} recomputation"
         text += ", sequence parallel" if self.sequence_parallel else ""
-        runs = [(count, len([*same])) for count, same in groupby(self.layers)]
+        runs = equal_runs(self.layers)
         stages = " + ".join(f"{times} x {count}" if times > 1 else str(count) for count, times in runs)
         return text + (f", stages of {stages} layers" if stages else "")
 
@@ -337,6 +337,12 @@ def alike_stages(shape: ModelShape, pp: int, given: tuple[int, ...] = ()) -> tup
 
 
 @cache
+def equal_runs(values: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """(value, how often) of each run of equal neighbours."""
+    return tuple((value, len([*run])) for value, run in groupby(values))
+
+
+@cache
 def distinct_stages(shape: ModelShape, pp: int, given: tuple[int, ...] = ()) -> list[int]:
     """The first and the last pipeline stage, and of those between them the first one with each sequence of layers."""
     between = [*enumerate(alike_stages(shape, pp, given))][1:-1]
@@ -359,6 +365,13 @@ def _stage_numbers(shape: ModelShape, tp: int, pp: int, ep: int, given: tuple[in
     return n
 
 
+def rank_numbers(shape: ModelShape, tp: int, ep: int = 1) -> int:
+    """Parameters on the ranks of all pipeline stages together, a tied head counted once."""
+    held = cut(shape, tp, ep)
+    layers = sum(count * cut(kind, tp, ep).layer for kind, count in shape.kinds.items())
+    return layers + held.embed + held.positions + held.norm + (0 if shape.tied else held.head)
+
+
 def expert_numbers(shape: ModelShape, mesh: Mesh, stage: int) -> int:
     """The parameters of a stage that ep divides over ranks of dp x cp; 0 without ep."""
     if mesh.ep == 1:
@@ -378,15 +391,18 @@ def expert_share(work: Work, mesh: Mesh, stage: int) -> int:
 
 
 def optimizer_share(work: Work, mesh: Mesh, stage: int) -> tuple[int, int]:
-    """(trained parameters of a rank, padded; those whose optimizer state it keeps).
+    """(trained parameters of a rank, padded; those whose optimizer state it keeps)."""
+    return divided(trained_numbers(work, mesh, stage), expert_share(work, mesh, stage), mesh)
+
+
+def divided(numbers: int, own: int, mesh: Mesh) -> tuple[int, int]:
+    """`optimizer_share` of so many trained parameters, of which `own` are divided by ep.
 
     Ranks that hold the same experts share the state of these, so fewer ranks share more of it.
     """
-    numbers = trained_numbers(work, mesh, stage)
-    own = expert_share(work, mesh, stage)
-    parts = [(numbers - own, mesh.shards), (own, mesh.shards // mesh.ep)]
-    shards = [-(-count // ranks) for count, ranks in parts]
-    return sum(n * ranks for n, (_, ranks) in zip(shards, parts, strict=True)), sum(shards)
+    ranks, alike = mesh.shards, mesh.shards // mesh.ep
+    shared, experts = -(-(numbers - own) // ranks), -(-own // alike)
+    return shared * ranks + experts * alike, shared + experts
 
 
 def trained_numbers(work: Work, mesh: Mesh, stage: int) -> int:

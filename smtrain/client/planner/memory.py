@@ -18,6 +18,8 @@ from smtrain.client.planner.machines import (
     Work,
     cut,
     distinct_stages,
+    divided,
+    expert_share,
     optimizer_share,
     stage_kinds,
     stage_layers,
@@ -28,6 +30,8 @@ from smtrain.core.model.families import DeltaSizes, ModelShape, Role
 from smtrain.core.model.footprint import CHUNK_SCORES, FLASH_HEAD, QUERIES, SINK_QUERIES, loss_rows
 from smtrain.core.model.lora import A, AdapterShape, Lora
 
+Peak = tuple[float, float, float]
+"""Bytes of activations, of logits and of temporary buffers at one moment of a micro-batch."""
 # Outside of tensors: the runtime, buffers of collectives, loaded graphs. An assumption, not yet measured on a device.
 RUNTIME = 1.0 * GIB
 # Host memory of a training process before anything is loaded: Python, torch, the graphs' host side. An assumption that
@@ -68,28 +72,81 @@ class HostMemory:
     """While a snapshot is written and training continues."""
 
 
+@dataclass(frozen=True)
+class HeldBytes:
+    """Bytes of a rank of a pipeline stage that no micro-batch changes."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    step: float
+    """Buffers of the optimizer's step."""
+    runtime: float
+
+    @property
+    def least(self) -> float:
+        """Lower bound of the stage's peak."""
+        return self.weights + self.gradients + self.optimizer + self.runtime
+
+    def total(self, peak: Peak, standing: float) -> float:
+        """The stage's peak, from that of its micro-batches and the `standing_bytes`."""
+        kept, logits, passing = self._larger(peak)
+        return self.weights + self.gradients + self.optimizer + kept + logits + (passing + standing) + self.runtime
+
+    def with_peak(self, peak: Peak, standing: float) -> CoreMemory:
+        """The parts of `total`."""
+        kept, logits, passing = self._larger(peak)
+        return CoreMemory(self.weights, self.gradients, self.optimizer, kept, logits, passing + standing, self.runtime)
+
+    def _larger(self, peak: Peak) -> Peak:
+        return (0.0, 0.0, self.step) if self.step > peak[0] + peak[1] + peak[2] else peak
+
+
 def core_memory(work: Work, machine: Machine, mesh: Mesh, stage: int) -> CoreMemory:
     """Peak of a rank of a pipeline stage: the largest of the moments of a micro-batch and the optimizer's step."""
-    work = replace(work, varlen=machine.accelerated and not machine.neuron and not work.gathers_again)
-    numbers = trained_numbers(work, mesh, stage)
+    work = on_machine(work, machine)
+    peak = peak_moment(work, machine, mesh, stage)
+    return held_bytes(work, machine, mesh, stage).with_peak(peak, standing_bytes(work, mesh))
+
+
+def on_machine(work: Work, machine: Machine) -> Work:
+    """The work with the form of attention that its machine decides."""
+    varlen = machine.accelerated and not machine.neuron and not work.gathers_again
+    return work if work.varlen == varlen else replace(work, varlen=varlen)
+
+
+def held_bytes(
+    work: Work, machine: Machine, mesh: Mesh, stage: int, numbers: tuple[int, int] | None = None
+) -> HeldBytes:
+    """Bytes that a rank of a pipeline stage holds under any micro-batch and recomputation.
+
+    numbers: its trained parameters, and those of them that ep divides, if they are known.
+    """
     held = stage_numbers(work.shape, mesh, stage) if work.lora else 0  # frozen weights
-    (padded, shard), width = optimizer_share(work, mesh, stage), work.width
-    trained = 4 if work.lora else width  # adapters are fp32, and their own masters
-    moments = _moments(work, machine, mesh, stage, numbers)
-    kept, logits, passing = max(moments, key=sum)
+    trained, own = numbers or (trained_numbers(work, mesh, stage), expert_share(work, mesh, stage))
+    (padded, shard), width = divided(trained, own, mesh), work.width
+    each = 4 if work.lora else width  # adapters are fp32, and their own masters
     apart = mesh.shards > 1 and work.gathers_again  # engine nxd reduces into a copy, native in place
-    step = _step_buffers(machine, trained if apart else 0, shard)
-    if step > kept + logits + passing:
-        kept, logits, passing = 0.0, 0.0, step
-    return CoreMemory(
-        weights=padded * trained + -(-held // mesh.shards) * mesh.shards * width,
+    return HeldBytes(
+        weights=padded * each + -(-held // mesh.shards) * mesh.shards * width,
         gradients=4.0 * padded + (4.0 * shard if apart else 0),
-        optimizer=(8.0 + (4.0 if trained == 2 else 0)) * shard,
-        activations=kept,
-        logits=logits,
-        buffers=passing + _standing(work, mesh),
+        optimizer=(8.0 + (4.0 if each == 2 else 0)) * shard,
+        step=_step_buffers(machine, each if apart else 0, shard),
         runtime=RUNTIME if machine.accelerated else 0.0,
     )
+
+
+def micro_batches_in_flight(work: Work, mesh: Mesh, stage: int) -> int:
+    """Micro-batches whose activations a stage holds: 1F1B (Narayanan et al. 2019, PipeDream), earlier stages more."""
+    return min(mesh.pp - stage, work.global_batch // (mesh.dp * mesh.micro_batch))
+
+
+def peak_moment(work: Work, machine: Machine, mesh: Mesh, stage: int) -> Peak:
+    """Bytes of activations, logits and temporary buffers when a micro-batch needs the most.
+
+    dp changes them only by `micro_batches_in_flight`. `work` is that of `on_machine`.
+    """
+    return max(_moments(work, machine, mesh, stage), key=sum)
 
 
 def worst_core(work: Work, machine: Machine, mesh: Mesh) -> tuple[int, CoreMemory]:
@@ -303,7 +360,7 @@ def _scores(work: Work, mesh: Mesh) -> float:
     return 2.0 * w * heads * work.seq_len
 
 
-def _moments(work: Work, machine: Machine, mesh: Mesh, stage: int, numbers: int) -> list[tuple[float, float, float]]:
+def _moments(work: Work, machine: Machine, mesh: Mesh, stage: int) -> list[Peak]:
     """(activations, logits, temporary buffers) at each moment of a step that can be its peak."""
     shape, w, tokens = work.shape, work.width, work.seq_len * mesh.micro_batch // mesh.cp
     held, last = cut(shape, mesh.tp), stage == mesh.pp - 1
@@ -311,13 +368,12 @@ def _moments(work: Work, machine: Machine, mesh: Mesh, stage: int, numbers: int)
     layers = sum(kinds.values())
     part = tokens * shape.hidden / _along_sequence(mesh)
     whole = tokens * shape.hidden
-    slots = work.global_batch // (mesh.dp * mesh.micro_batch)
-    in_flight = min(mesh.pp - stage, slots)  # 1F1B (Narayanan et al. 2019, PipeDream): earlier stages hold more
+    in_flight = micro_batches_in_flight(work, mesh, stage)
     saved = {kind: tokens * saved_per_token(kind, mesh) for kind in kinds}
     full = mesh.recompute == "full"
     each = layers * w * part if full else sum(n * saved[kind] for kind, n in kinds.items())
     if work.lora and not full:
-        each += w * numbers if w == 2 else 0.0  # the factors in half precision
+        each += w * trained_numbers(work, mesh, stage) if w == 2 else 0.0  # the factors in half precision
         each -= (w if shape.plain else 4) * part if stage == 0 else 0.0  # nothing trained before the first norm
     # A stage keeps what it sent, and what it received unless a norm saved that tensor (in fp32).
     each += w * part * ((stage > 0 and w == 2) + (not last))
@@ -447,7 +503,7 @@ def _step_buffers(machine: Machine, width: int, shard: int) -> float:
     return max(width * shard, 8.0 * shard if machine.neuron else 0.0)
 
 
-def _standing(work: Work, mesh: Mesh) -> float:
+def standing_bytes(work: Work, mesh: Mesh) -> float:
     """Bytes of ids and labels of the batch, rotary tables, and the mask if there is one."""
     shape, t = work.shape, work.seq_len / mesh.cp
     ids = 16.0 * work.global_batch / mesh.dp * t

@@ -193,7 +193,11 @@ class _Market:
 
     def _by_time(self, config: JobConfig) -> list[Candidate]:
         found = _search(config, self.machines)
-        return sorted((replace(c, step_s=c.step_s / self.corrected.of(c.machine)) for c in found), key=_step_s)
+        return sorted(map(self._corrected, found), key=_step_s)
+
+    def _corrected(self, way: Candidate) -> Candidate:
+        factor = self.corrected.of(way.machine)
+        return way if factor == 1.0 else replace(way, step_s=way.step_s / factor)
 
     def _cost(self, work: Work, way: Candidate) -> Cost:
         """The cost of all steps, of which a batch ramp makes the first shorter."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
+from smtrain.client.planner.fastest import ROOM, FastestMeshes, SharedFigures
 from smtrain.client.planner.machines import (
     GIB,
     RECOMPUTE,
@@ -15,16 +16,13 @@ from smtrain.client.planner.machines import (
     Work,
     layers_of,
     mesh_faults,
-    stage_numbers,
     untiled_group,
 )
-from smtrain.client.planner.memory import CoreMemory, core_memory, telling_stages, worst_core
-from smtrain.client.planner.throughput import Coefficients, StageTimes, balanced, once_time, step_time
+from smtrain.client.planner.memory import CoreMemory, worst_core
+from smtrain.client.planner.throughput import Coefficients, StageTimes, step_time
 from smtrain.core.model.lora import Lora, linears
 
-MICRO_BATCHES = (1, 2, 4, 8)
 BUBBLE = 0.2  # warn if the pipeline waits for more than this share of a step
-ROOM = 0.95  # share of a core's memory to fill: the formulas are a few percent off, the runtime is a guess
 SHORTEST = 8192  # tokens of a part of a row: shorter rows are not worth the messages
 RANK = 16  # rank of proposed adapters: the config's default
 SLOWER = 1.25  # warn if a mesh is slower by more than this than the best one of the same machines
@@ -61,32 +59,39 @@ def search(
     used whenever tp > 1 divides the sequence: it saves memory and moves the same bytes (Korthikanti et al. 2022).
     """
     price = dollars_per_hour or {}
-    ways: dict[Machine, _Ways] = {}
-    shared: _Shared = {}
-    slots: _Slots = {}
+    tables: dict[Machine, tuple[FastestMeshes, list[int]]] = {}
+    shared = SharedFigures()
     found: list[Candidate] = []
     for machine in machines:
         # The number of hosts changes the time of a slot only for GPUs: a single host uses its links, not the network.
         alone = replace(machine, count=min(machine.count, 2) if machine.link else 1)
-        if alone not in ways:
-            ways[alone] = _Ways(work, alone, recompute, shared, slots)
-        table = ways[alone]
+        if alone not in tables:
+            tables[alone] = FastestMeshes(work, alone, recompute, shared), tensor_degrees(work, alone)
+        table, degrees = tables[alone]
         hourly = price.get(machine.type)
-        for tp, cp in [(t, c) for t in table.degrees for c in context_degrees(work, machine, t)]:
+        for tp, cp in [(t, c) for t in degrees for c in context_degrees(work, machine, t)]:
             for pp, dp in _splits(machine.world // (tp * cp), work.shape.layers, work.global_batch):
-                if untiled_group(work, machine, Mesh(tp, pp, dp, cp=cp), neighbours=True) is not None:
+                if not _tiles(work, machine, tp, pp, dp, cp):
                     continue
-                fitting = [
-                    table.fastest(tp, pp, dp, ep, cp)
-                    for ep in expert_degrees(work, machine, tp, dp * cp)
-                    if ep == 1 or untiled_group(work, machine, Mesh(tp, pp, dp, cp=cp, ep=ep)) is None
-                ]
-                best = min((way for way in fitting if way is not None), key=lambda way: way[1], default=None)
+                best = None
+                for ep in expert_degrees(work, machine, tp, dp * cp):
+                    if ep == 1 or _tiles(work, machine, tp, pp, dp, cp, ep):
+                        way = table.fastest(tp, pp, dp, ep, cp)
+                        best = way if best is None or (way is not None and way[1] < best[1]) else best
                 if best is not None:
                     mesh, seconds, need = best
                     dollars = None if hourly is None else seconds * machine.count * hourly / 3600
                     found.append(Candidate(machine, mesh, seconds, need, dollars))
     return sorted(found, key=lambda c: c.step_s)
+
+
+def _tiles(work: Work, machine: Machine, tp: int, pp: int, dp: int, cp: int, ep: int | None = None) -> bool:
+    """Whether the torus of the machine's chips, if there is one, connects all groups of a mesh; without ep also those
+    of neighbouring stages."""
+    if machine.torus_chip is None:
+        return True
+    mesh = Mesh(tp, pp, dp, cp=cp, ep=ep or 1)
+    return untiled_group(work, machine, mesh, neighbours=ep is None) is None
 
 
 def context_degrees(work: Work, machine: Machine, tp: int) -> list[int]:
@@ -115,96 +120,6 @@ def _splits(ranks: int, layers: int, batch: int) -> list[tuple[int, int]]:
     """(pp, dp) whose product is `ranks`, with at least one layer per stage and a batch that dp divides."""
     pairs = ((pp, ranks // pp) for pp in range(1, min(ranks, layers) + 1) if ranks % pp == 0)
     return [(pp, dp) for pp, dp in pairs if batch % dp == 0]
-
-
-_Needs = dict[Mesh, dict[int, float]]  # bytes of a core, by stage, as far as computed
-_Shared = dict[tuple[bool, bool], _Needs]
-_Layers = tuple[int, ...]
-# Micro-batch, recomputation, layers of the stages, seconds of a slot and of a middle one.
-_Slot = tuple[int, Recompute, _Layers, float, float]
-_Slots = dict[tuple[float, float, int, float, str], dict[tuple[int, int, int, int], list[_Slot]]]
-
-
-class _Ways:
-    """Results that do not depend on the number of machines, computed once for each (tp, pp, ep, cp)."""
-
-    def __init__(
-        self, work: Work, machine: Machine, recompute: tuple[Recompute, ...], shared: _Shared, slots: _Slots
-    ) -> None:
-        self._work, self._machine, self._recompute = work, machine, recompute
-        # A mesh needs the same memory on all accelerated types, but for the scores of cut rows.
-        self._needs = shared.setdefault((machine.accelerated, machine.neuron), {})
-        self._k = Coefficients.fitted(machine)
-        self.degrees = tensor_degrees(work, machine)
-        self._exchanges: dict[tuple[int, int, int, int, bool, int], dict[_Layers, float]] = {}
-        kind = machine.core_flops, machine.core_bytes, machine.cores, machine.link, machine.chip
-        self._made = slots.setdefault(kind, {})
-        self._times: dict[tuple[int, int, Recompute, int, int], StageTimes] = {}
-        self._known: dict[tuple[int, int, int, int, int], tuple[Mesh, float, float] | None] = {}
-
-    def fastest(self, tp: int, pp: int, dp: int, ep: int = 1, cp: int = 1) -> tuple[Mesh, float, float] | None:
-        """The fastest micro-batch and recomputation that fits: mesh, seconds of a step, bytes of the worst core."""
-        key = tp, pp, dp, ep, cp
-        if key not in self._known:
-            self._known[key] = self._find(tp, pp, dp, ep, cp)
-        return self._known[key]
-
-    def _find(self, tp: int, pp: int, dp: int, ep: int, cp: int) -> tuple[Mesh, float, float] | None:
-        work, machine, key = self._work, self._machine, (tp, pp, ep, cp)
-        if key not in self._made:
-            self._made[key] = self._make(tp, pp, ep, cp)
-        slots = self._made[key]
-        known = (*key, ep == dp * cp, dp if self._k.kernels else 0)  # the third: no other rank has the same experts
-        if known not in self._exchanges:
-            self._exchanges[known] = {
-                layers: once_time(work, machine, Mesh(tp, pp, dp, layers=layers, ep=ep, cp=cp), self._k)
-                for layers in {slot[2] for slot in slots}
-            }
-        exchange = self._exchanges[known]
-        timed = []
-        for m, r, layers, slot, middle in slots:
-            if work.global_batch % (dp * m) == 0:
-                seconds = work.global_batch // (dp * m) * slot + (pp - 1) * middle + exchange[layers]
-                timed.append((seconds, m, r, layers))
-        too_big: dict[tuple[Recompute, _Layers], int] = {}
-        for seconds, m, r, layers in sorted(timed, key=lambda t: t[0]):
-            if m >= too_big.get((r, layers), m + 1):
-                continue  # a larger micro-batch never needs less memory
-            mesh = Mesh(tp, pp, dp, m, r, self._sequence_parallel(tp), layers=layers, ep=ep, cp=cp)
-            if (need := self._need(mesh)) <= ROOM * machine.core_bytes:
-                return mesh, seconds, need
-            too_big[r, layers] = m
-        return None
-
-    def _need(self, mesh: Mesh) -> float:
-        """Bytes of the worst core, or of the first stage that does not fit: the rest is then not computed."""
-        need, known = 0.0, self._needs.setdefault(mesh, {})
-        for stage in telling_stages(self._work, mesh):
-            if stage not in known:
-                known[stage] = core_memory(self._work, self._machine, mesh, stage).total
-            need = max(need, known[stage])
-            if need > ROOM * self._machine.core_bytes:
-                break
-        return need
-
-    def _make(self, tp: int, pp: int, ep: int, cp: int) -> list[_Slot]:
-        work, machine, slots = self._work, self._machine, []
-        least = stage_numbers(work.shape, Mesh(tp, pp, 1, ep=ep), pp - 1) * (work.width + (0.0 if work.lora else 4.0))
-        if least < machine.core_bytes:  # weights and gradients, which dp does not divide, must fit alone
-            for m in MICRO_BATCHES:
-                for r in self._recompute:
-                    mesh = Mesh(tp, pp, 1, m, r, self._sequence_parallel(tp), ep=ep, cp=cp)
-                    times = self._times.get((tp, m, r, ep, cp))
-                    if times is None:
-                        times = self._times[tp, m, r, ep, cp] = StageTimes(work, machine, mesh, self._k)
-                    # If stages cannot be even: by time, or the remainder on the last ones, which need less memory.
-                    for layers in dict.fromkeys((balanced(work, machine, mesh, self._k, times), ())):
-                        slot, middle = times.slowest(pp, layers)
-                        slots.append((m, r, layers, slot.total, middle))
-        return slots
-
-    def _sequence_parallel(self, tp: int) -> bool:
-        return tp > 1 and self._work.seq_len % tp == 0
 
 
 def refusals(work: Work, machine: Machine, mesh: Mesh) -> Iterator[str]:
@@ -261,7 +176,7 @@ def doubts(work: Work, machine: Machine, mesh: Mesh, best: Candidate | None) -> 
         yield (
             f"unwise: {work.shape.layers} layers over pp {mesh.pp} leave {max(each)} on the last stages and "
             f"{min(each)} on others, which wait; the best is parallel.layers_per_stage: "
-            f"{list(balanced(work, machine, mesh, Coefficients.fitted(machine)))}"
+            f"{list(StageTimes(work, machine, mesh, Coefficients.fitted(machine)).balanced(mesh.pp)[0])}"
         )
     if best and step.total > SLOWER * best.step_s:
         yield f"unwise: {step.total / best.step_s:.1f} times slower than {best.mesh} on the same machines"

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 from smtrain.client.planner.kernels import Kernels, kernels_of
@@ -24,6 +24,7 @@ from smtrain.client.planner.machines import (
     alike_stages,
     cut,
     distinct_stages,
+    equal_runs,
     expert_share,
     layers_of,
     stage_kinds,
@@ -168,7 +169,7 @@ class Slot:
     expert_parallel: float = 0.0
     context_parallel: float = 0.0
 
-    @property
+    @cached_property
     def total(self) -> float:
         messages = self.tensor_parallel + self.expert_parallel + self.context_parallel
         return self.dense + self.attention + self.overhead + messages
@@ -184,85 +185,138 @@ def slot_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients) -> Slot
 
 
 class StageTimes:
-    """Times of pipeline stages under one tp, cp, ep, micro-batch and recomputation, each stage timed once.
+    """Times of pipeline stages under one tp, cp, ep, micro-batch and recomputation, each layer and stage timed once.
 
     The time of a stage depends on its layers, and on whether it is the last of several or the only one. It does not
     depend on the number of stages, so one object serves every pp.
     """
 
     def __init__(self, work: Work, machine: Machine, mesh: Mesh, k: Coefficients) -> None:
-        self._work, self._machine, self._mesh, self._k = work, machine, mesh, k
+        tokens = work.seq_len * mesh.micro_batch // mesh.cp
+        self._shape = work.shape
         self.uniform = len(work.shape.kinds) == 1
-        self._stages: dict[tuple[frozenset[tuple[ModelShape, int]] | int, bool, bool], Slot] = {}
+        if mesh.cp > 1 and machine.neuron:
+            work = replace(work, fused_attention=False)  # its kernel takes no masks
+        self._work, self._machine, self._mesh, self._k, self._tokens = work, machine, mesh, k, tokens
+        self._rate = k.efficiency * machine.core_flops
+        self._moved = _COLLECTIVES[mesh.recompute] * tokens * work.shape.hidden * work.width * (mesh.tp - 1) / mesh.tp
+        self._link, self._gather_link = (_link(machine, ranks, k) for ranks in (mesh.tp, mesh.tp * mesh.cp))
+        self._swap = _swap_time(work, machine, mesh, k, tokens)
+        self._head: float | None = None
+        self._layers: dict[ModelShape, tuple[float, float, float]] = {}
+        self._between: dict[int, Slot] = {}  # by number of layers, if these are alike
+        self._last: dict[int, Slot] = {}
+        self._alone: dict[int, Slot] = {}
+        self._by_kinds: dict[tuple[frozenset[tuple[ModelShape, int]], bool, bool], Slot] = {}
 
     def slowest(self, pp: int, layers: tuple[int, ...]) -> tuple[Slot, float]:
         """The slowest of so many stages (`layers` as in `Mesh`), and the mean seconds of the others: the bubble is a
         micro-batch's way through them."""
-        last = self.stage(pp, layers, pp - 1)
         if not layers:
+            last = self.stage(pp, layers, pp - 1)
             return last, last.middle
-        alike = alike_stages(self._work.shape, pp, layers)[:-1]
-        slots = {stage: self.stage(pp, layers, stage) for stage in {*alike}}
-        seconds = {stage: slot.total for stage, slot in slots.items()}
-        totals = [*[seconds[stage] for stage in alike], last.total]
-        most = max(totals)
-        slowest = totals.index(most)
-        rest = sum(totals) - most
-        return slots[alike[slowest]] if slowest < len(alike) else last, rest / max(1, pp - 1)
+        alike = alike_stages(self._shape, pp, layers)[:-1]
+        runs = [(self.stage(pp, layers, first), times) for first, times in equal_runs(alike)]
+        runs.append((self.stage(pp, layers, pp - 1), 1))
+        most, others = _most_and_others([(slot.total, times) for slot, times in runs])
+        return next(slot for slot, _ in runs if slot.total == most), others
+
+    def balanced(self, pp: int) -> tuple[tuple[int, ...], float, float]:
+        """Layers of each stage for the shortest time, the output matrix counted, with the seconds of the slowest stage
+        and the mean ones of the others; no layers if even stages are possible.
+
+        Extra layers go to the stages before the last, of which the later ones keep fewer micro-batches, and the first
+        one has the embedding.
+        """
+        if self._shape.layers % pp == 0:
+            last = self.stage(pp, (), pp - 1)
+            return (), last.total, last.middle
+        best, least = _Dealing((), ()), math.inf
+        for dealt in _dealings(self._shape.layers, pp):
+            if self.uniform:  # the stage before the last has the most layers of those before it
+                time = max(self._between_s(dealt.runs[-1][0]), self._last_s(dealt.layers[-1]))
+            else:
+                time = self.slowest(pp, dealt.layers)[0].total
+            if time < least:
+                best, least = dealt, time
+            elif time > least and self.uniform:
+                break  # an earlier stage is the slowest from here on
+        if not self.uniform:
+            slot, others = self.slowest(pp, best.layers)
+            return best.layers, slot.total, others
+        runs = [(self._between_s(count), times) for count, times in best.runs]
+        return best.layers, *_most_and_others([*runs, (self._last_s(best.layers[-1]), 1)])
+
+    def _between_s(self, count: int) -> float:
+        """Seconds of a stage with so many layers, before the last."""
+        return (self._between.get(count) or self._of_count(count, False, False)).total
+
+    def _last_s(self, count: int) -> float:
+        return (self._last.get(count) or self._of_count(count, True, False)).total
 
     def stage(self, pp: int, layers: tuple[int, ...], stage: int) -> Slot:
         """One of so many stages."""
-        shape = self._work.shape
+        last, alone = stage == pp - 1, pp == 1
         if self.uniform:
-            kinds: frozenset[tuple[ModelShape, int]] | int = layers_of(shape.layers, pp, stage, layers)
-        else:
-            kinds = frozenset(stage_kinds(shape, pp, stage, layers).items())
-        key = kinds, stage == pp - 1, pp == 1
-        if key not in self._stages:
-            mesh = replace(self._mesh, pp=pp, layers=layers)
-            self._stages[key] = _stage_time(self._work, self._machine, mesh, self._k, stage)
-        return self._stages[key]
+            return self._of_count(layers_of(self._shape.layers, pp, stage, layers), last, alone)
+        kinds = stage_kinds(self._shape, pp, stage, layers)
+        key = frozenset(kinds.items()), last, alone
+        if key not in self._by_kinds:
+            self._by_kinds[key] = self._time(kinds, last, alone)
+        return self._by_kinds[key]
 
+    def _of_count(self, count: int, last: bool, alone: bool) -> Slot:
+        """A stage with so many layers of a model whose layers are alike."""
+        known = self._alone if alone else self._last if last else self._between
+        slot = known.get(count)
+        if slot is None:
+            kinds = {self._shape.by_layer[0]: count} if count else {}
+            slot = known[count] = self._time(kinds, last, alone)
+        return slot
 
-def _stage_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients, stage: int) -> Slot:
-    shape, tokens = work.shape, work.seq_len * mesh.micro_batch // mesh.cp
-    if mesh.cp > 1 and machine.neuron:
-        work = replace(work, fused_attention=False)  # its kernel takes no masks
-    kinds = stage_kinds(shape, mesh.pp, stage, mesh.layers)
-    rate, layers = k.efficiency * machine.core_flops, sum(kinds.values())
-    dense = attention = middle = launches = 0.0
-    for kind, count in kinds.items():
-        layer, scores = _layer_time(work.of_kind(kind), mesh, k, tokens, rate)
-        layer += _sorting_time(work.of_kind(kind), machine, mesh, k, tokens)
-        dense, attention, middle = dense + count * layer, attention + count * scores, middle + count * (layer + scores)
-        launches += count * k.kernels.launches(work.of_kind(kind), mesh) if k.kernels else 0.0
-    head = _head_time(work, mesh, k, tokens, rate) if stage == mesh.pp - 1 else 0.0
-    link = _link(machine, mesh.tp, k)
-    moved = _COLLECTIVES[mesh.recompute] * tokens * shape.hidden * work.width * (mesh.tp - 1) / mesh.tp
-    collectives = layers * moved / link
-    sparse = sum(count for kind, count in kinds.items() if kind.experts is not None)
-    swapped = sparse * _swap_time(work, machine, mesh, k, tokens)
-    gathered = _gathers(work, mesh, kinds, tokens) / _link(machine, mesh.tp * mesh.cp, k)
-    overhead = k.slot_seconds * (1 if mesh.pp == 1 else _LAUNCHES)
-    if k.kernels:  # the device waits for the host's launches, if these take longer than its work
-        overhead = max(0.0, launches - dense - head - attention)
-    return Slot(
-        dense=dense + head,
-        attention=attention,
-        tensor_parallel=collectives,
-        overhead=overhead,
-        middle=middle + collectives + overhead + swapped + gathered,
-        expert_parallel=swapped,
-        context_parallel=gathered,
-    )
+    def _time(self, kinds: Mapping[ModelShape, int], last: bool, alone: bool) -> Slot:
+        layers = sum(kinds.values())
+        dense = attention = middle = launches = 0.0
+        for kind, count in kinds.items():
+            layer, scores, launched = self._layers.get(kind) or self._layer(kind)
+            dense, attention = dense + count * layer, attention + count * scores
+            middle, launches = middle + count * (layer + scores), launches + count * launched
+        head = self._head_time() if last else 0.0
+        collectives = layers * self._moved / self._link
+        sparse = sum(count for kind, count in kinds.items() if kind.experts is not None)
+        swapped = sparse * self._swap
+        gathered = _gathers(self._work, self._mesh, kinds, self._tokens) / self._gather_link
+        overhead = self._k.slot_seconds * (1 if alone else _LAUNCHES)
+        if self._k.kernels:  # the device waits for the host's launches, if these take longer than its work
+            overhead = max(0.0, launches - dense - head - attention)
+        return Slot(
+            dense=dense + head,
+            attention=attention,
+            tensor_parallel=collectives,
+            overhead=overhead,
+            middle=middle + collectives + overhead + swapped + gathered,
+            expert_parallel=swapped,
+            context_parallel=gathered,
+        )
 
+    def _layer(self, kind: ModelShape) -> tuple[float, float, float]:
+        """Seconds of a layer but for its scores, of these, and of the host to launch its kernels if they are known."""
+        work, mesh, k = self._work.of_kind(kind), self._mesh, self._k
+        layer, scores = _layer_time(work, mesh, k, self._tokens, self._rate)
+        layer += _sorting_time(work, self._machine, mesh, k, self._tokens)
+        self._layers[kind] = layer, scores, k.kernels.launches(work, mesh) if k.kernels else 0.0
+        return self._layers[kind]
 
-def _head_time(work: Work, mesh: Mesh, k: Coefficients, tokens: int, rate: float) -> float:
-    """Seconds of the output matrix, and of the loss if its kernels are known."""
-    if k.kernels:
-        return k.kernels.head(work, mesh, tokens)
-    passes = 2 if work.lora else 3  # one product less without the weight's gradient
-    return passes * 2.0 * cut(work.shape, mesh.tp).head * tokens / rate
+    def _head_time(self) -> float:
+        """Seconds of the output matrix, and of the loss if its kernels are known."""
+        if self._head is None:
+            work, mesh = self._work, self._mesh
+            if self._k.kernels:
+                self._head = self._k.kernels.head(work, mesh, self._tokens)
+            else:
+                passes = 2 if work.lora else 3  # one product less without the weight's gradient
+                self._head = passes * 2.0 * cut(work.shape, mesh.tp).head * self._tokens / self._rate
+        return self._head
 
 
 def ramp_share(work: Work, machine: Machine, mesh: Mesh, batches: Sequence[tuple[int, int]]) -> float:
@@ -278,41 +332,32 @@ def ramp_share(work: Work, machine: Machine, mesh: Mesh, batches: Sequence[tuple
     return sum(count * seconds(size) for count, size in batches) / steps / seconds(work.global_batch)
 
 
-def balanced(
-    work: Work, machine: Machine, mesh: Mesh, k: Coefficients, times: StageTimes | None = None
-) -> tuple[int, ...]:
-    """Layers of each stage for the shortest time, the output matrix counted; empty if even stages are possible.
+@dataclass(frozen=True)
+class _Dealing:
+    """Layers of each stage, and (layers, stages) of the runs of equal stages before the last."""
 
-    Extra layers go to the stages before the last, of which the later ones keep fewer micro-batches, and the first one
-    has the embedding.
-
-    times: those of this work, machine and mesh, if other meshes were timed with them.
-    """
-    layers, pp = work.shape.layers, mesh.pp
-    each, extra = divmod(layers, pp)
-    if not extra:
-        return ()
-    times = times or StageTimes(work, machine, mesh, k)
-    best: tuple[int, ...] = ()
-    least = math.inf
-    for last in range(each + 1, 0, -1):
-        counts = _dealt(layers, pp, last)
-        if times.uniform:  # the stage before the last has the most layers of those before it
-            time = max(times.stage(pp, counts, pp - 2).total, times.stage(pp, counts, pp - 1).total)
-        else:
-            time = times.slowest(pp, counts)[0].total
-        if time < least:
-            best, least = counts, time
-        elif time > least and times.uniform:
-            break  # an earlier stage is the slowest from here on
-    return best
+    layers: tuple[int, ...]
+    runs: tuple[tuple[int, int], ...]
 
 
 @cache
-def _dealt(layers: int, pp: int, last: int) -> tuple[int, ...]:
-    """Layers of each stage if the last one has so many, and the stages before it as equal numbers as possible."""
-    before, more = divmod(layers - last, pp - 1)
-    return *[before] * (pp - 1 - more), *[before + 1] * more, last
+def _dealings(layers: int, pp: int) -> list[_Dealing]:
+    """Ways to deal layers to stages: the last one gets ever fewer, those before it as equal numbers as possible."""
+    found = []
+    for last in range(layers // pp + 1, 0, -1):
+        before, more = divmod(layers - last, pp - 1)
+        runs = ((before, pp - 1 - more), (before + 1, more)) if more else ((before, pp - 1),)
+        found.append(_Dealing((*[before] * (pp - 1 - more), *[before + 1] * more, last), runs))
+    return found
+
+
+def _most_and_others(runs: Sequence[tuple[float, int]]) -> tuple[float, float]:
+    """Seconds of the slowest stage, and the mean ones of the others; `runs`: seconds of a stage, number of stages."""
+    totals: list[float] = []
+    for seconds, stages in runs:
+        totals += [seconds] * stages
+    most = max(totals)
+    return most, (sum(totals) - most) / max(1, len(totals) - 1)
 
 
 def _link(machine: Machine, ranks: int, k: Coefficients) -> float:
@@ -413,31 +458,36 @@ def _layer_time(work: Work, mesh: Mesh, k: Coefficients, tokens: int, rate: floa
     return layer, scores
 
 
-def exchange_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients) -> float:
+def exchange_time(
+    work: Work, machine: Machine, mesh: Mesh, k: Coefficients, numbers: Sequence[tuple[int, int]] = ()
+) -> float:
     """Time to reduce-scatter fp32 gradients and all-gather weights (ZeRO-1) over the host's network.
 
     Each number on a host goes once round the ring of data-parallel ranks. The full ring is charged even for a single
     host, which is faster (docs/planner-formulas.md): otherwise twice the hosts could seem slower. GPUs of a single host
     use their own links instead, and a single GPU exchanges nothing.
+
+    numbers: the mesh's `exchanged_numbers`, if they are known.
     """
     alone = machine.link and machine.count == 1  # GPUs of one host: over their own links, all at once
-    most = 0.0
-    for stage in distinct_stages(work.shape, mesh.pp, mesh.layers) if mesh.layers else (0, mesh.pp - 1):
-        own = expert_share(work, mesh, stage)
-        shared = trained_numbers(work, mesh, stage) - own
-        if mesh.ep == mesh.shards:  # no other rank holds the same experts
-            own = 0
-        copies = [1, 1] if alone else [min(machine.cores, mesh.tp * mesh.pp * ranks) for ranks in (1, mesh.ep)]
-        most = max(most, float(shared * copies[0] + own * copies[1]))
+    copies = [1, 1] if alone else [min(machine.cores, mesh.tp * mesh.pp * ranks) for ranks in (1, mesh.ep)]
+    numbers = numbers or exchanged_numbers(work, mesh)
+    most = max(float(shared * copies[0] + own * copies[1]) for shared, own in numbers)
     each = most * (4 + (4 if work.lora else work.width))
     if alone:
         return each / (k.link_bytes_per_flop * machine.core_flops) if machine.cores > 1 else 0.0
     return each / (k.network_share * machine.network)
 
 
-def once_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients) -> float:
-    """Time of what a step does once: `exchange_time` and `update_time`."""
-    return exchange_time(work, machine, mesh, k) + update_time(work, mesh, k)
+def exchanged_numbers(work: Work, mesh: Mesh) -> list[tuple[int, int]]:
+    """(parameters that all data-parallel ranks share, those of experts) whose gradients a rank of a stage exchanges,
+    for stages of which one has the most."""
+    numbers = []
+    for stage in distinct_stages(work.shape, mesh.pp, mesh.layers) if mesh.layers else (0, mesh.pp - 1):
+        own = expert_share(work, mesh, stage)
+        shared = trained_numbers(work, mesh, stage) - own
+        numbers.append((shared, 0 if mesh.ep == mesh.shards else own))  # if no other rank holds the same experts
+    return numbers if any(own for _, own in numbers) else [max(numbers)]
 
 
 def update_time(work: Work, mesh: Mesh, k: Coefficients) -> float:

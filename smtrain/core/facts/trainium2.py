@@ -82,6 +82,9 @@ def untiled(
     """
     if host > SIDE**2 * per_chip:  # more processes than cores, which is a fault by itself
         return None
+    if tp * cp * dp > host and not (tp * cp * dp % host or host % (tp * lcm(cp, ep))):
+        # Every host has one and the same part of a stage, so any number of hosts is divided like one of them.
+        return untiled(tp, 1, host // (tp * cp), host, per_chip, (), cp, ep)
     for local in _hosts(tp, cp, pp, dp, ep, host):
         for group in local:
             if not tiles(group.members, per_chip):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from smtrain.client.planner.machines import RECOMPUTE, Machine, Mesh, Work, cut, mesh_faults, named_shape
 from smtrain.client.planner.memory import core_memory, worst_core
 from smtrain.client.planner.search import doubts, refusals, search
-from smtrain.client.planner.throughput import Coefficients, balanced, slot_time, step_time
+from smtrain.client.planner.throughput import Coefficients, StageTimes, slot_time, step_time
 from smtrain.core.facts import table
 from smtrain.core.model.families import ModelShape
 from tests.tiers import examples
@@ -140,7 +140,7 @@ def test_stages_that_cannot_be_even_leave_room_for_the_output_matrix() -> None:
     shape = replace(cast(ModelShape, named_shape("llama-3-8b")), layers=30)
     job = Work(shape, seq_len=4096, global_batch=64)
     mesh, k = Mesh(8, 4, 1, 1, "full", True), Coefficients.fitted(machine)
-    counts = balanced(job, machine, mesh, k)
+    counts = StageTimes(job, machine, mesh, k).balanced(mesh.pp)[0]
     assert (len(counts), sum(counts)) == (4, 30)
     assert counts[-1] < counts[-2] == max(counts), "the last stage also has the output matrix"
     uneven = replace(mesh, layers=counts)

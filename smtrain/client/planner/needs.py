@@ -1,0 +1,95 @@
+"""Memory of the meshes of a search: bounds before exact bytes, and figures that several meshes share only once."""
+
+from __future__ import annotations
+
+from smtrain.client.planner.machines import Machine, Mesh, Work, expert_share, layers_of, rank_numbers, trained_numbers
+from smtrain.client.planner.memory import (
+    HeldBytes,
+    Peak,
+    held_bytes,
+    micro_batches_in_flight,
+    on_machine,
+    peak_moment,
+    standing_bytes,
+    telling_stages,
+)
+
+
+class CoreNeeds:
+    """Bytes that meshes of one work need on a kind of machine: one with GPUs, Neuron cores, or no accelerators."""
+
+    def __init__(self, work: Work, machine: Machine) -> None:
+        self._work, self._machine = on_machine(work, machine), machine
+        self._alike = len(work.shape.kinds) == 1
+        self._numbers: dict[tuple[int, int, int], float] = {}
+        self._held: dict[tuple[int, int, int, int, tuple[int, ...]], tuple[float, dict[int, HeldBytes]]] = {}
+        self._trained: dict[tuple[int, int, int, tuple[int, ...]], list[tuple[int, tuple[int, int]]]] = {}
+        self._standing: dict[tuple[int, int, int], float] = {}
+        self._peaks: dict[object, Peak] = {}
+        self._totals: dict[Mesh, dict[int, float]] = {}
+
+    def least(self, tp: int, pp: int, ep: int, shards: int) -> float:
+        """Lower bound of the worst core for any layers of the stages: the mean of the stages' weights, gradients and
+        optimizer state."""
+        work, key = self._work, (tp, pp, ep)
+        if key not in self._numbers:
+            self._numbers[key] = rank_numbers(work.shape, tp, ep) / pp * (1 - 1e-9)  # float rounding
+        trained = 0.0 if work.lora else 4.0 + (8.0 + 4.0 * (work.width == 2)) / shards
+        return self._numbers[key] * (work.width + trained)
+
+    def held(self, tp: int, pp: int, shards: int, ep: int, layers: tuple[int, ...]) -> float:
+        """Lower bound of the worst core for any micro-batch and recomputation."""
+        known = self._held.get((tp, pp, shards, ep, layers))
+        return (known or self._held_of(Mesh(tp, pp, shards, layers=layers, ep=ep)))[0]
+
+    def worst(self, mesh: Mesh, limit: float) -> float:
+        """Bytes of the worst core, or of the first stage above `limit`: the rest is then not computed."""
+        need, totals = 0.0, self._totals.setdefault(mesh, {})
+        for stage, bytes_ in self._held_of(mesh)[1].items():
+            total = totals.get(stage)
+            if total is None:
+                total = totals[stage] = bytes_.total(self._peak(mesh, stage), self._standing_of(mesh))
+            need = max(need, total)
+            if need > limit:
+                break
+        return need
+
+    def _held_of(self, mesh: Mesh) -> tuple[float, dict[int, HeldBytes]]:
+        """A lower bound of the worst core, and the `held_bytes` of each stage that tells."""
+        key = mesh.tp, mesh.pp, mesh.shards, mesh.ep, mesh.layers
+        if key not in self._held:
+            held = {
+                stage: held_bytes(self._work, self._machine, mesh, stage, numbers)
+                for stage, numbers in self._trained_by_stage(mesh)
+            }
+            self._held[key] = max(bytes_.least for bytes_ in held.values()), held
+        return self._held[key]
+
+    def _standing_of(self, mesh: Mesh) -> float:
+        key = mesh.dp, mesh.cp, mesh.micro_batch
+        if key not in self._standing:
+            self._standing[key] = standing_bytes(self._work, mesh)
+        return self._standing[key]
+
+    def _trained_by_stage(self, mesh: Mesh) -> list[tuple[int, tuple[int, int]]]:
+        """Each stage that tells, with its trained parameters and those of them that ep divides."""
+        work, key = self._work, (mesh.tp, mesh.pp, mesh.ep, mesh.layers)
+        if key not in self._trained:
+            self._trained[key] = [
+                (stage, (trained_numbers(work, mesh, stage), expert_share(work, mesh, stage)))
+                for stage in telling_stages(work, mesh)
+            ]
+        return self._trained[key]
+
+    def _peak(self, mesh: Mesh, stage: int) -> Peak:
+        """The `peak_moment` of a stage: one for all dp, and for all pp if the model's layers are alike."""
+        part: object = mesh.pp, mesh.layers, stage
+        if self._alike:
+            part = layers_of(self._work.shape.layers, mesh.pp, stage, mesh.layers)
+        flying = micro_batches_in_flight(self._work, mesh, stage)
+        ends = stage == 0, stage == mesh.pp - 1
+        cut = mesh.tp, mesh.cp, mesh.ep, mesh.micro_batch, mesh.recompute, mesh.sequence_parallel
+        key = cut, part, ends, flying
+        if key not in self._peaks:
+            self._peaks[key] = peak_moment(self._work, self._machine, mesh, stage)
+        return self._peaks[key]
