@@ -158,7 +158,7 @@ def records(config: JobConfig) -> list[Question]:
     import numpy as np
 
     from smtrain.worker.data.clean.holdout import HELD, HoldOut, conversation_hash
-    from smtrain.worker.data.tokenize.chat import conversation
+    from smtrain.worker.data.tokenize.dialogue import conversation
 
     with (materialise(HELP) / "help.jsonl").open(encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines]

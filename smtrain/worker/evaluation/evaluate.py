@@ -10,7 +10,7 @@ from typing import Any
 
 from smtrain.core.config.outputs import NEEDLE
 from smtrain.core.errors import DataError
-from smtrain.core.files import read_object, replacing_files
+from smtrain.core.files import replacing_files
 from smtrain.core.model.hf_folder import is_adapter
 from smtrain.worker.checkpoint.huggingface.folder import refuse_renamed
 from smtrain.worker.checkpoint.merge import refuse_other_base

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 
 from smtrain.core.errors import DataError
-from smtrain.worker.data.tokenize.chat import ChatTemplate, Dialogue, RecordFault, conversation
+from smtrain.worker.data.tokenize.chat import ChatTemplate
+from smtrain.worker.data.tokenize.dialogue import Dialogue, conversation
+from smtrain.worker.data.tokenize.turns import RecordFault
 from tests.worker.data.chats import TEMPLATES, talk, tokenizer
 
 

@@ -15,8 +15,8 @@ from smtrain.worker.data.load.rows import PairRows
 from smtrain.worker.data.manifest import DatasetManifest
 from smtrain.worker.data.pack.indexed import IndexedDataset
 from smtrain.worker.data.summary import inspect
-from smtrain.worker.data.tokenize.chat import RecordFault
 from smtrain.worker.data.tokenize.pairs import preference
+from smtrain.worker.data.tokenize.turns import RecordFault
 from tests.typed import typed as smtrain
 from tests.worker.data.chats import talk, tokenizer, write
 from tests.worker.data.quiet import prepare_sft
@@ -133,7 +133,8 @@ def test_the_usual_forms_mean_the_same(row: dict[str, Any], same: dict[str, Any]
         ({**CONVERSATION, "chosen": turns("again")}, "'chosen' has no answer of the assistant"),
         ({"chosen": turns("q") + said("a"), "rejected": turns("p") + said("b")}, "have no common beginning"),
         ({**CONVERSATION, "tools": "{"}, "'tools' is text and not JSON"),
-        ({**CONVERSATION, "chat_template_kwargs": "x"}, "'chat_template_kwargs' is no object"),
+        ({**CONVERSATION, "chat_template_kwargs": "x"}, "'chat_template_kwargs' is text and not JSON"),
+        ({**CONVERSATION, "chat_template_kwargs": {"tools": []}}, "'chat_template_kwargs' is no object"),
         ({**TEXT, "chosen": "half \ud800"}, "half a surrogate pair"),
         ({**CONVERSATION, "chosen": [{"role": "assistant", "content": [{"type": "image", "image": "x"}]}]},
          "turn 1 has no text"),

@@ -14,7 +14,8 @@ from smtrain.cli.data_keys import renamed
 from smtrain.core.errors import ConfigError, DataError
 from smtrain.worker.data.manifest import DatasetManifest
 from smtrain.worker.data.read.record_fields import FIELDS, PAIRS, RecordField, field_table
-from smtrain.worker.data.tokenize.chat import COLUMNS, GREETING, NAMED, conversation
+from smtrain.worker.data.tokenize.chat import GREETING
+from smtrain.worker.data.tokenize.dialogue import COLUMNS, NAMED, conversation
 from smtrain.worker.data.tokenize.turns import RecordFault
 from tests.typed import typed as smtrain
 from tests.worker.data.chats import TEMPLATES, talk, tokenizer, write
@@ -40,6 +41,9 @@ VALUES: dict[str, Any] = {
     "messages[].tool_calls": [{"type": "function", "function": CALL}], "messages[].function_call": CALL,
     "messages[].train_detail": [{"begin_offset": 0, "end_offset": 1, "train": True}],
     "messages[].weight": 0, "messages[].loss": False, "messages[].train": False, "conversations[].train": False,
+    "chat_template_kwargs": json.dumps({"mood": MARK}), "enable_thinking": True, "thinking": True,
+    "preserve_thinking": False, "clear_thinking": False, "thinking_budget": 9, "documents": [{"text": MARK}],
+    "builtin_tools": [MARK],
     "segments": [{"label": True, "text": MARK}], "choices": [MARK],
 }  # fmt: skip
 ROWS = [pytest.param(field, name, id=f"{field.origin} {name}") for field in FIELDS for name in field.names]
@@ -98,9 +102,10 @@ def test_each_field_is_what_the_table_says(field: RecordField, name: str, tmp_pa
         assert learned == "so<|im_end|>"
         assert "yes" in text
         return
-    counted = field.use in ("counted", "columns")
-    assert made.unread == ({name: 1} if counted else {})
-    assert any(f"not read: {name} 1" in sentence for sentence in said) == counted
+    counted = field.use in ("counted", "columns", "option")  # the template reads no option
+    key = {"chat_template_kwargs": "chat_template_kwargs.mood"}.get(name, name)
+    assert made.unread == ({key: 1} if counted else {})
+    assert any(f"not read: {key} 1" in sentence for sentence in said) == counted
     inner = name.partition("[].")[2]
     if field.use == "learned":
         assert MARK in learned

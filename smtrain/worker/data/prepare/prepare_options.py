@@ -24,10 +24,11 @@ class PrepareOptions:
     """Options for turning inputs into tokens; all machines of a preparation get the same ones.
 
     `format` is a format of files; for instruction data also how a record spells a conversation (alpaca, messages).
-    `text_column`, `separator`, `cleaning` and `append_eod` are for text; `overlong` and `columns` {ours: theirs} for
-    instruction data. `workers` defaults to one per core. `objective` decides what `prepare_sft` makes of records:
-    samples or pairs of them. `holdout` selects the documents for validation. At most `max_bad` bad records are skipped.
-    Text of more than `shard_bytes` becomes several pairs of files.
+    `text_column`, `separator`, `cleaning` and `append_eod` are for text; `overlong`, `columns` {ours: theirs} and
+    `chat_template_kwargs`, values for the chat template, for instruction data. `workers` defaults to one per core.
+    `objective` decides what `prepare_sft` makes of records: samples or pairs of them. `holdout` selects the documents
+    for validation. At most `max_bad` bad records are skipped. Text of more than `shard_bytes` becomes several pairs of
+    files.
     """
 
     seq_len: int
@@ -39,6 +40,7 @@ class PrepareOptions:
     append_eod: bool = True
     overlong: Literal["truncate", "drop"] = "truncate"
     columns: Mapping[str, str] = field(default_factory=dict)
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     holdout: HoldOut | None = None
     max_bad: int = 0
     workers: int | None = None

@@ -8,11 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Use = Literal["prompt", "learned", "decides", "counted", "columns", "refused"]
+Use = Literal["prompt", "learned", "decides", "option", "counted", "columns", "refused"]
 USES: dict[Use, str] = {
     "prompt": "seen, not learned",
     "learned": "learned",
     "decides": "decides what is learned",
+    "option": "a value for the chat template; counted and named if it reads no such value",
     "counted": "not read; counted and named",
     "columns": "read under the name that `data.columns` gives it, else counted",
     "refused": "the record is refused",
@@ -95,6 +96,15 @@ FIELDS: tuple[RecordField, ...] = (
     ),
     RecordField("ms-swift", ("messages[].loss",), "decides", "false: seen, not learned"),
     RecordField("NeMo", ("mask", "type"), "counted", "here the assistant's answers are learned"),
+    RecordField(
+        "TRL", ("chat_template_kwargs",), "option",
+        "an object of such values, or JSON in a string; they win over the next row and `model.chat_template_kwargs`",
+    ),
+    RecordField(
+        "Transformers", ("enable_thinking", "thinking", "preserve_thinking", "clear_thinking", "thinking_budget",
+                         "reasoning_effort", "documents", "builtin_tools", "date_string"),
+        "option", "as arguments of `apply_chat_template`; of another type they are counted",
+    ),
     RecordField("any", ("weight", "train", "loss"), "counted", "of a whole record; of a turn they decide"),
 )  # fmt: skip
 

@@ -23,15 +23,25 @@ from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 from smtrain.worker.data.read.object_store import is_of_machine, unread
 from smtrain.worker.data.read.record_fields import PAIRS, SEEN
 from smtrain.worker.data.read.unread import UnreadText, unread_fields
-from smtrain.worker.data.tokenize.chat import ChatTemplate, Dialogue, RecordFault, Rendered, renamed
-from smtrain.worker.data.tokenize.samples import Document, RecordMaker, SampleMaker, common_tokens, refuse_other_tokens
+from smtrain.worker.data.tokenize.chat import ChatTemplate
+from smtrain.worker.data.tokenize.dialogue import Dialogue, renamed
+from smtrain.worker.data.tokenize.samples import (
+    OTHER_TURNS,
+    Document,
+    RecordMaker,
+    SampleMaker,
+    common_tokens,
+    refuse_other_tokens,
+)
+from smtrain.worker.data.tokenize.template_options import KWARGS, OPTIONS, option_fields, read_options
 from smtrain.worker.data.tokenize.tokenizer import load_tokenizer
-from smtrain.worker.data.tokenize.turns import clean, read_message, read_tools
+from smtrain.worker.data.tokenize.turns import RecordFault, clean, holds_other_turns, read_message, read_tools
+from smtrain.worker.data.tokenize.unwritten import Rendered
 
 Turns = list[dict[str, Any]]
 PROMPTS = ("prompt", "instruction", "messages", "conversations", "input")
 """Fields of the prompt, in the order in which they are looked for; `input` is OpenAI's, or a part of an instruction."""
-COLUMNS = (*PROMPTS, "system", "tools", "functions", "chat_template_kwargs", *PAIRS[0], *PAIRS[1], *SEEN)
+COLUMNS = (*PROMPTS, "system", "tools", "functions", KWARGS, *OPTIONS, *PAIRS[0], *PAIRS[1], *SEEN)
 """Every column of a table that is read or refused."""
 _CUT = "pairs with an answer cut to {} tokens"
 _LONG = "pairs with an answer longer than {} tokens"
@@ -39,6 +49,7 @@ _FULL = "pairs whose prompt leaves no room for an answer in {} tokens"
 _EMPTY = "pairs with an answer of no tokens"
 _EQUAL = "pairs of two equal answers, from which nothing is learned"
 _TURNED = "prompts whose last tokens differ when an answer follows; the answer begins at the difference"
+TWO_BEGINNINGS = "text prompts that begin with {}, which the tokenizer adds once more, as in TRL"
 _RECORDS = 256
 
 
@@ -50,8 +61,8 @@ class Preference:
     chosen: str | Turns
     rejected: str | Turns
     tools: list[Any] | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """Values for the chat template."""
+    options: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
+    """Values for the chat template, each with its field."""
     read: frozenset[str] = frozenset()
     """The fields of the record that are used."""
 
@@ -105,17 +116,13 @@ def _conversation(row: dict[str, Any], prompt: Turns, chosen: Any, rejected: Any
         read.add("system")
     if not prompt:
         raise RecordFault("the two conversations have no common beginning, which would be the prompt")
-    tools, options = None, row.get("chat_template_kwargs") or {}
+    tools, options = None, read_options(row)
     if name := next((n for n in ("tools", "functions") if row.get(n)), ""):
         tools = read_tools(row[name], name)
         read.add(name)
     elif isinstance(row.get("input"), dict) and row["input"].get("tools"):
         tools = read_tools(row["input"]["tools"], "input.tools")
-    if not isinstance(options, dict) or {"tokenize", "add_generation_prompt", "return_dict"} & options.keys():
-        raise RecordFault("'chat_template_kwargs' is no object of values for the chat template")
-    # A row of a table has the names of all rows.
-    options = {name: value for name, value in options.items() if value is not None}
-    return Preference(prompt, chosen, rejected, tools, options, frozenset({*read, "chat_template_kwargs"}))
+    return Preference(prompt, chosen, rejected, tools, options, frozenset({*read, *option_fields(options)}))
 
 
 def _answer(value: Any, name: str) -> str | Turns:
@@ -193,14 +200,16 @@ class PairMaker(RecordMaker):
     @cached_property
     def template(self) -> ChatTemplate:
         """The chat template, which only conversations need. Raises DataError without one."""
-        template = ChatTemplate(self.folder)
+        template = ChatTemplate(self.folder, self.options.chat_template_kwargs)
         refuse_other_tokens(self.folder, template.tokens, load_tokenizer(self.folder, lambda _: None))
         return template
 
     @property
     def decides(self) -> list[Any]:
         source = str(self._tokenizer.chat_template)
-        return [source, ["dpo", self.options.seq_len, self._tokenizer.eos_token, self.options.overlong]]
+        values = dict(self.options.chat_template_kwargs)
+        about = ["dpo", self.options.seq_len, self._tokenizer.eos_token, self.options.overlong]
+        return [source, about, *([values] if values else [])]
 
     def _columns_fault(self, names: list[str]) -> str | None:
         ours = {name: self.options.columns.get(name, name) for name in COLUMNS}
@@ -220,6 +229,10 @@ class PairMaker(RecordMaker):
 
     def _samples(self, read: list[Any], counts: Counter[str]) -> Iterator[tuple[int, Any, list[Document]]]:
         for at, ((pair, _), ids) in enumerate(zip(read, self._encoded(read), strict=True)):
+            counts[OTHER_TURNS] += any(map(_holds_other_turns, (pair.chosen, pair.rejected)))
+            bos, prompt = self._tokenizer.bos_token_id, ids[0][:2]
+            twice = isinstance(pair.prompt, str) and bos is not None and prompt == [bos, bos]
+            counts[TWO_BEGINNINGS.format(self._tokenizer.bos_token)] += twice
             yield at, [{"prompt": pair.prompt}], self._fitted(ids, counts)
 
     def _texts(self, pair: Preference) -> list[str]:
@@ -241,18 +254,22 @@ class PairMaker(RecordMaker):
             texts.append(self.template.text(whole, len(whole.messages)))
         return texts
 
-    def _dialogue(self, pair: Preference, answer: Any) -> Dialogue:
-        return Dialogue([*pair.prompt, *answer], pair.tools, options=pair.options)  # type: ignore[list-item]
+    def _dialogue(self, pair: Preference, answer: Any, column: str = "messages") -> Dialogue:
+        prompt = frozenset(range(len(pair.prompt)))
+        return Dialogue([*pair.prompt, *answer], pair.tools, prompt, column=column, options=pair.options)  # type: ignore[list-item]
 
     def _unread(self, row: dict[str, Any], pair: Preference, texts: list[str]) -> list[str]:
-        """The text of a record that its pair does not have."""
+        """The text of a record that its pair does not have, and options that the template does not read."""
         read = {self.options.columns.get(name, name) for name in pair.read}
-        names = unread_fields(row, read)
-        if isinstance(pair.prompt, list):
-            chosen = self._dialogue(pair, pair.chosen)
-            if any(turn["role"] in ("user", "assistant") for turn in chosen.messages):
-                names += self.template.unread(chosen, [Rendered(text, []) for text in texts])
-        return names
+        names = [*unread_fields(row, read), *(name for name in (KWARGS, *OPTIONS) if _is_unused(row, name, read))]
+        for name, answer, whole in zip(PAIRS[0], (pair.chosen, pair.rejected), texts[1:], strict=True):
+            if isinstance(answer, list):
+                start = next(
+                    (i for i, (a, b) in enumerate(zip(texts[0], whole, strict=False)) if a != b), len(texts[0])
+                )
+                rendered = Rendered(whole, [(start, len(whole))])
+                names += self.template.unread(self._dialogue(pair, answer, name), [rendered])
+        return list(dict.fromkeys(names))
 
     def _encoded(self, pairs: list[tuple[Preference, list[str]]]) -> Iterator[list[list[int]]]:
         """The ids of the texts of each pair."""
@@ -286,6 +303,17 @@ class PairMaker(RecordMaker):
         cut = [whole[: self.limit] for whole in wholes]
         counts[_EQUAL] += np.array_equal(cut[0], cut[1])
         return [(whole, (np.arange(len(whole)) >= start).astype(np.uint8)) for whole in cut]
+
+
+def _is_unused(row: dict[str, Any], name: str, read: set[str]) -> bool:
+    return name not in read and row.get(name) not in (None, "", [], {})
+
+
+def _holds_other_turns(answer: str | Turns) -> bool:
+    """Whether an answer has turns that are not the assistant's."""
+    if isinstance(answer, str):
+        return holds_other_turns(answer)
+    return any(turn["role"] != "assistant" or holds_other_turns(turn.get("content") or "") for turn in answer)
 
 
 def record_maker(folder: Path, options: PrepareOptions) -> RecordMaker:

@@ -22,12 +22,10 @@ from smtrain.worker.data.read.blocks import Block
 from smtrain.worker.data.read.reading import BadLine
 from smtrain.worker.data.read.records import RecordColumns, read_records
 from smtrain.worker.data.read.unread import Findings, UnreadText
-from smtrain.worker.data.tokenize.chat import (
+from smtrain.worker.data.tokenize.chat import ChatTemplate
+from smtrain.worker.data.tokenize.dialogue import (
     COLUMNS,
     NAMED,
-    ChatTemplate,
-    RecordFault,
-    Rendered,
     Shape,
     conversation,
     named,
@@ -35,7 +33,10 @@ from smtrain.worker.data.tokenize.chat import (
     unread_of,
 )
 from smtrain.worker.data.tokenize.tokenizer import load_tokenizer, model_vocabulary, unknown_token
+from smtrain.worker.data.tokenize.turns import RecordFault, holds_other_turns
+from smtrain.worker.data.tokenize.unwritten import Rendered
 
+OTHER_TURNS = "answers with turns of a user or of tools in them, which are learned like the answer"
 _SPLIT = "conversations that became a sample for each answer"
 _CUT = "samples cut to seq_len + 1 tokens"
 LONG = "samples longer than seq_len + 1 tokens"
@@ -141,14 +142,16 @@ class SampleMaker(RecordMaker):
     def __init__(self, folder: Path, options: PrepareOptions) -> None:
         super().__init__(folder, options)
         self.shape: Shape = options.format if options.format in ("alpaca", "messages") else "auto"  # type: ignore[assignment]
-        self.template, self._tokenizer = ChatTemplate(folder), load_tokenizer(folder, lambda _: None)
+        self.template = ChatTemplate(folder, options.chat_template_kwargs)
+        self._tokenizer = load_tokenizer(folder, lambda _: None)
         refuse_other_tokens(folder, self.template.tokens, self._tokenizer)
         self.about = self.template.about
         self._limit = options.seq_len + 1
 
     @property
     def decides(self) -> list[Any]:
-        return [self.template.source, [self.options.seq_len, self.shape, self.options.overlong]]
+        about = [self.options.seq_len, self.shape, self.options.overlong]
+        return [self.template.source, about, *([self.template.options] if self.template.options else [])]
 
     def _columns_fault(self, names: list[str]) -> str | None:
         theirs = self.options.columns.values()
@@ -173,9 +176,11 @@ class SampleMaker(RecordMaker):
         return (dialogue.messages, texts), unread
 
     def _samples(self, read: list[Any], counts: Counter[str]) -> Iterator[tuple[int, Any, list[Document]]]:
-        for _, texts in read:
+        for turns, texts in read:
             counts[_SPLIT] += len(texts) > 1
             counts[UNLEARNED] += not texts
+            answers = (m.get("content") for m in turns if m["role"] == "assistant")
+            counts[OTHER_TURNS] += any(holds_other_turns(answer) for answer in answers if answer)
         of = [(at, messages) for at, (messages, texts) in enumerate(read) for _ in texts]
         rendered = [text for _, texts in read for text in texts]
         for (at, messages), (ids, mask) in zip(of, self._encoded(rendered), strict=True):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from smtrain.worker.data.read.record_fields import turn_fields
@@ -22,6 +25,14 @@ _KEYS = {
     "messages": (("role", "from"), ("content", "value")),
     "conversations": (("from", "role"), ("value", "content")),
 }
+_HEADINGS = re.compile(
+    r"^\s*(?:Human|User|Observation)\s*:\s|^\s*#{2,}\s*(?:Human|User|Instruction|Input)\s*:?\s*$|\[INST\]"
+    r"|<\|im_start\|>\s*(?:user|tool)|<\|start_header_id\|>\s*(?:user|ipython)|<start_of_turn>\s*user"
+    r"|<\|turn>\s*user|<\|start\|>\s*(?:user|functions)|<\|(?:user|tool|observation)\|>|<｜User｜>"
+    r"|<\|USER_TOKEN\|>|<tool_response>|\[TOOL_RESULTS\]|<｜tool▁outputs▁begin｜>",
+    re.MULTILINE,
+)
+"""How published templates and data sets head a turn of a user, or the result of a tool."""
 _SWITCHES, _REFUSED = turn_fields("decides"), turn_fields("refused")
 
 
@@ -79,14 +90,19 @@ def read_message(turn: dict[str, Any], number: int, column: str) -> dict[str, An
     rest = {k: v for k, v in turn.items() if k not in left_out and v is not None}
     content = _content(turn.get(content_key))
     if isinstance(name, str) and name.lower() == "function_call":
-        rest["tool_calls"], content = _calls(_json(content, f"turn {number}"), number), None
+        rest["tool_calls"], content = _calls(read_json(content, f"turn {number}"), number), None
     elif turn.get("function_call"):
         rest["tool_calls"] = _calls(turn["function_call"], number)
     elif rest.get("tool_calls"):
-        rest["tool_calls"] = _calls(_json(rest["tool_calls"], f"turn {number}: tool_calls"), number)
+        rest["tool_calls"] = _calls(read_json(rest["tool_calls"], f"turn {number}: tool_calls"), number)
     if content is None and not rest.get("tool_calls"):
         raise RecordFault(f"turn {number} has no text in {content_key!r}")
     return {"role": role, **({} if content is None else {"content": clean(content)}), **rest}
+
+
+def holds_other_turns(answer: str) -> bool:
+    """Whether a text answer holds the heading of a turn of a user or of a tool, after its beginning."""
+    return _HEADINGS.search(answer) is not None
 
 
 def _switches(turn: dict[str, Any], number: int) -> dict[str, bool]:
@@ -123,9 +139,34 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
     return {**call, "function": {**inner, "arguments": arguments}} if isinstance(arguments, dict) else call
 
 
+def call_forms(messages: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """The messages in each form of calls that templates are written for, the usual one first.
+
+    A call without text has no content, null, or an empty one. Arguments are objects, or JSON in a string as OpenAI
+    sends them.
+    """
+    contents: list[dict[str, Any]] = [{}, {"content": None}, {"content": ""}]
+    for content, as_text in product(contents, (False, True)):
+        yield [_with_call(m, content, as_text) for m in messages]
+
+
+def _with_call(message: dict[str, Any], content: dict[str, Any], as_text: bool) -> dict[str, Any]:
+    if not message.get("tool_calls"):
+        return message
+    calls = [_as_text(call) if as_text else call for call in message["tool_calls"]]
+    return {**({} if message.get("content") is not None else content), **message, "tool_calls": calls}
+
+
+def _as_text(call: dict[str, Any]) -> dict[str, Any]:
+    inner = call.get("function")
+    if not isinstance(inner, dict) or not isinstance(inner.get("arguments"), dict):
+        return call
+    return {**call, "function": {**inner, "arguments": json.dumps(inner["arguments"], ensure_ascii=False)}}
+
+
 def read_tools(value: Any, name: str) -> list[Any] | None:
     """Functions in the form of templates, or None. Raises RecordFault."""
-    listed = _json(value, repr(name)) if value else None
+    listed = read_json(value, repr(name)) if value else None
     if not listed:
         return None
     listed = listed if isinstance(listed, list) else [listed]
@@ -134,7 +175,8 @@ def read_tools(value: Any, name: str) -> list[Any] | None:
     return [{"type": "function", "function": t} if "name" in t and "function" not in t else t for t in listed]
 
 
-def _json(value: Any, what: str) -> Any:
+def read_json(value: Any, what: str) -> Any:
+    """A value, or what JSON in a string says; None for an empty string. Raises RecordFault."""
     if not isinstance(value, str):
         return value
     try:

@@ -1,0 +1,63 @@
+"""Options of a chat template: those of a record, and the variables that a template reads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from smtrain.worker.data.tokenize.turns import RecordFault, read_json
+
+KWARGS = "chat_template_kwargs"
+OPTIONS: dict[str, type | tuple[type, ...]] = {
+    "enable_thinking": bool, "thinking": bool, "preserve_thinking": bool, "clear_thinking": bool,
+    "thinking_budget": (int, float), "reasoning_effort": str, "documents": list, "builtin_tools": list,
+    "date_string": str,
+}  # fmt: skip
+"""Fields of a record that are options of published templates, and their types."""
+RESERVED = frozenset({
+    "conversation", "messages", "tools", "chat_template", "add_generation_prompt", "continue_final_message",
+    "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict",
+    "return_assistant_tokens_mask", "tokenizer_kwargs",
+})  # fmt: skip
+"""Arguments of `apply_chat_template` that are no options of a template."""
+_GENERATION = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
+
+
+def read_options(row: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
+    """The options of a record: name in the template -> (field of the record, value). Raises RecordFault.
+
+    `chat_template_kwargs`, an object or JSON in a string, wins over a field of the record.
+    """
+    options = {
+        name: (name, row[name])
+        for name, kind in OPTIONS.items()
+        if isinstance(row.get(name), kind) and (kind is bool or not isinstance(row[name], bool))
+    }
+    values = read_json(row.get(KWARGS), repr(KWARGS)) or {}
+    if not isinstance(values, dict) or RESERVED & values.keys():
+        raise RecordFault(f"{KWARGS!r} is no object of values for the chat template")
+    # A row of a table has the names of all rows, with null.
+    return options | {name: (f"{KWARGS}.{name}", value) for name, value in values.items() if value is not None}
+
+
+def option_fields(options: Mapping[str, tuple[str, Any]]) -> set[str]:
+    """The fields of a record that hold these options."""
+    return {field.partition(".")[0] for field, _ in options.values()}
+
+
+def values_of(options: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:
+    """The options by name, as a template takes them."""
+    return {name: value for name, (_, value) in options.items()}
+
+
+def template_variables(source: str) -> frozenset[str]:
+    """The names that a template reads and does not set itself; every word of one that does not parse."""
+    from jinja2 import TemplateError, meta
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    environment = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"])
+    try:
+        return frozenset(meta.find_undeclared_variables(environment.parse(_GENERATION.sub("", source))))
+    except TemplateError:
+        return frozenset(re.findall(r"\w+", source))
