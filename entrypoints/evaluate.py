@@ -23,7 +23,7 @@ def stage(config: JobConfig, container: Container) -> None:
     tasks = container.channel("tasks") if options.data else None
     request = EvaluationRequest(
         options.harness_tasks, tasks, options.num_fewshot, options.limit, options.chat_template, options.batch_size,
-        options.run_generated_code,
+        options.run_generated_code, config.model.chat_template_kwargs,
     )  # fmt: skip
     text = container.channel("text") if options.text else None
     long = LongRequest(options.long_tasks, options.lengths, text, options.limit) if options.long_tasks else None

@@ -32,6 +32,7 @@ def stage(config: JobConfig, container: Container) -> None:
         seed=config.train.seed,
         # Pairs of answers may be plain text, of a model without a template.
         chat={"sft": True, "dpo": None}.get(config.train.objective, False),
+        template_options=config.model.chat_template_kwargs,
     )
     pairs = [{"prompt": prompt, "completion": text} for prompt, text in zip(options.prompts, texts, strict=True)]
     container.model_dir.mkdir(parents=True, exist_ok=True)

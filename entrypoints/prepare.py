@@ -160,6 +160,7 @@ def stage(config: JobConfig, container: Container) -> None:
         cleaning=cleaning(data, container),
         overlong=data.overlong,
         columns=dict(data.columns.items()),
+        chat_template_kwargs=config.model.chat_template_kwargs,
         holdout=holdout(config, container),
         max_bad=data.max_bad,
         workers=data.workers,

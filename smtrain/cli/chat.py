@@ -9,6 +9,7 @@ import typer
 from smtrain.cli import options
 from smtrain.cli.dispatch import typed
 from smtrain.core.errors import ConfigError
+from smtrain.core.model.chat_options import read_options
 from smtrain.core.text import say
 
 app = options.app()
@@ -32,6 +33,12 @@ Adapter = Annotated[
 ]
 Template = Annotated[
     str | None, typer.Option(metavar="FILE", help="Chat template (jinja) in place of the model's own.")
+]
+TemplateOptions = Annotated[
+    str | None,
+    typer.Option(
+        "--chat-template-kwargs", metavar="JSON", help="Options of the chat template: '{\"enable_thinking\": false}'."
+    ),
 ]
 System = Annotated[str | None, typer.Option(metavar="TEXT", help="System prompt.")]
 Stop = Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End an answer at this text; repeatable.")]
@@ -70,6 +77,7 @@ def chat(
     adapter: Adapter = None,
     system: System = None,
     template: Template = None,
+    chat_template_kwargs: TemplateOptions = None,
     turns: Annotated[
         int | None,
         typer.Option(metavar="N", help="Earlier questions to remember; default: as many as there is room for."),
@@ -103,9 +111,11 @@ def chat(
         name: value for name, value in (("top_k", top_k), ("top_p", top_p)) if value is not None
     }
     talk = begin(
-        model, compare=compare, adapter=adapter, system=system, template=template, turns=turns, endpoint=endpoint,
-        target=options.name_of(target), say=lambda text: say(text, error=True), max_new_tokens=max_new_tokens,
-        temperature=temperature, stop=tuple(stop or ()), seed=seed, processes=processes, config=config, **narrowed,
+        model, compare=compare, adapter=adapter, system=system, template=template,
+        chat_template_kwargs=read_options("--chat-template-kwargs", chat_template_kwargs), turns=turns,
+        endpoint=endpoint, target=options.name_of(target), say=lambda text: say(text, error=True),
+        max_new_tokens=max_new_tokens, temperature=temperature, stop=tuple(stop or ()), seed=seed, processes=processes,
+        config=config, **narrowed,
     )  # fmt: skip
     try:
         Terminal(talk).run()

@@ -12,6 +12,7 @@ from typing import Annotated, Literal, Optional, cast
 import typer
 
 from smtrain.cli import options
+from smtrain.cli.chat import TemplateOptions
 from smtrain.cli.data_keys import JsonKeys, MapKeys, one_key, renamed
 from smtrain.cli.data_options import (
     FLAGS,
@@ -32,6 +33,7 @@ from smtrain.cli.data_report import report
 from smtrain.cli.dispatch import typed
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts import table
+from smtrain.core.model.chat_options import read_options
 from smtrain.core.model.hf_folder import folder_of
 from smtrain.core.near import hint
 from smtrain.core.text import room, say
@@ -67,6 +69,7 @@ def prepare(
     ] = "text",
     json_keys: JsonKeys = None,
     map_keys: MapKeys = None,
+    chat_template_kwargs: TemplateOptions = None,
     encoding: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(help="Encoding of the text, if it is not UTF-8, e.g. cp1252.", show_default=False),
@@ -135,10 +138,10 @@ def prepare(
     text_column = one_key(json_keys, text_column)
     refuse_without_effect(
         objective, decontaminate_column=decontaminate_column != "text", max_crashed=max_crashed,
-        overlong=overlong != "truncate", text_column=text_column != "text", separator=separator,
-        unicode=unicode != "none", strip_control=strip_control, min_characters=min_characters, deduplicate=deduplicate,
-        no_eod=no_eod, filter=filters, near_duplicates=near_duplicates, pii=pii, fix_mojibake=fix_mojibake,
-        language=language, decontaminate=decontaminate, ray_address=ray_address,
+        overlong=overlong != "truncate", chat_template_kwargs=chat_template_kwargs, text_column=text_column != "text",
+        separator=separator, unicode=unicode != "none", strip_control=strip_control, min_characters=min_characters,
+        deduplicate=deduplicate, no_eod=no_eod, filter=filters, near_duplicates=near_duplicates, pii=pii,
+        fix_mojibake=fix_mojibake, language=language, decontaminate=decontaminate, ray_address=ray_address,
     )  # fmt: skip
     columns = renamed(map_keys, objective)
     tests = options.materialised(decontaminate) if decontaminate else None
@@ -171,6 +174,7 @@ def prepare(
         append_eod=not no_eod,
         overlong=cast(Literal["truncate", "drop"], overlong),
         columns=columns,
+        chat_template_kwargs=read_options("--chat-template-kwargs", chat_template_kwargs),
         holdout=holdout(validation_fraction, validation_path, validation_split),
         max_bad=max_bad,
         workers=workers,

@@ -106,9 +106,9 @@ def refuse_without_effect(objective: str, **given: object) -> None:
         option, needed = without[0]
         raise ConfigError(f"{option} has no effect without {needed}; give it too", code="config.combination")
     del given["ray_address"]
-    cut = given.pop("overlong")
+    of_records = [flags[name] for name in ("overlong", "chat_template_kwargs") if given.pop(name, None)]
     if objective == "pretrain":
-        used, of = ["--overlong"] if cut else [], "sft and dpo"
+        used, of = of_records, "sft and dpo"
     else:
         used, of = [flags[name] for name, value in given.items() if value], "pretrain"
     if used:

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from smtrain.cli import options
+from smtrain.cli.chat import TemplateOptions
 from smtrain.cli.dispatch import typed
 from smtrain.core.config.outputs import LONG_TASKS, Evaluate
 from smtrain.core.errors import ConfigError, DataError
 from smtrain.core.files import only_writer
+from smtrain.core.model.chat_options import read_options
 from smtrain.core.protocol.uris import not_here
 from smtrain.core.text import json_text, say
 
@@ -53,6 +55,7 @@ def evaluate(
     apply_chat_template: Annotated[
         bool, typer.Option("--apply-chat-template", help="Put the questions in the tokenizer's chat template.")
     ] = False,
+    chat_template_kwargs: TemplateOptions = None,
     lengths: Annotated[
         str | None,
         typer.Option(metavar="N,N", help="Tokens of the texts of needle and loss_by_position; default: by the model."),
@@ -91,11 +94,17 @@ def evaluate(
     def progress(text: str) -> None:
         say(text, error=True)
 
+    values = read_options("--chat-template-kwargs", chat_template_kwargs)
+    if values and not apply_chat_template:
+        raise ConfigError(
+            "--chat-template-kwargs: has an effect only with --apply-chat-template; give it too",
+            code="config.combination",
+        )
     long = _long_request(names, lengths, text, limit)
     names = tuple(name for name in names if name not in LONG_TASKS)
     request = EvaluationRequest(
         names, Path(data).resolve() if data else None, num_fewshot, limit, apply_chat_template, batch_size,
-        run_generated_code,
+        run_generated_code, values,
     )  # fmt: skip
     refuse_tasks(request)
     if names:

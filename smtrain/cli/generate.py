@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 
 from smtrain.cli import options
-from smtrain.cli.chat import FLAGS, Adapter, Config, Model, Processes, Stop, System, Template, Where
+from smtrain.cli.chat import FLAGS, Adapter, Config, Model, Processes, Stop, System, Template, TemplateOptions, Where
 from smtrain.cli.dispatch import typed
+from smtrain.core.model.chat_options import read_options
 from smtrain.core.text import json_text, say
 
 app = options.app()
@@ -30,6 +31,7 @@ def generate(
     system: System = None,
     adapter: Adapter = None,
     template: Template = None,
+    chat_template_kwargs: TemplateOptions = None,
     batch: Annotated[int, typer.Option(metavar="N", help="Prompts that the model takes at a time.")] = 1,
     stream: Annotated[bool, typer.Option("--stream", help="Show each text as it comes.")] = False,
     json: Annotated[bool, typer.Option("--json", help="JSON lines on standard output.")] = False,
@@ -67,11 +69,12 @@ def generate(
     def tell(text: str) -> None:
         say(text, error=True)
 
+    values = read_options("--chat-template-kwargs", chat_template_kwargs)
     queue = read_prompts(files or (), prompt or ())
     if stream:
         before = -1
         for number, piece in one_by_one(
-            model, queue, PromptFormat(chat, system, template), adapter=adapter, sampling=sampling,
+            model, queue, PromptFormat(chat, system, template, values), adapter=adapter, sampling=sampling,
             target=options.name_of(target), processes=processes, config=config, say=tell,
         ):  # fmt: skip
             if number != before:
@@ -83,8 +86,8 @@ def generate(
         return
     records = generated(
         model, prompt or (), files=files or (), out=out, overwrite=overwrite, batch=batch, chat=chat, system=system,
-        adapter=adapter, template=template, sampling=sampling, target=options.name_of(target), processes=processes,
-        config=config, say=tell,
+        adapter=adapter, template=template, chat_template_kwargs=values, sampling=sampling,
+        target=options.name_of(target), processes=processes, config=config, say=tell,
     )  # fmt: skip
     if out is not None:
         say(out)

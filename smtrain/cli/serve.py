@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from smtrain.cli import options
-from smtrain.cli.chat import Model
+from smtrain.cli.chat import Model, TemplateOptions
+from smtrain.core.model.chat_options import read_options
 from smtrain.core.text import say
 
 app = options.app()
@@ -33,6 +34,7 @@ def serve(
         list[str] | None,
         typer.Option(metavar="OPTION=VALUE", help="An option of the server, such as max-model-len=4096; repeatable."),
     ] = None,
+    chat_template_kwargs: TemplateOptions = None,
     target: options.Where = None,
 ) -> None:
     """Serve a model by OpenAI's API until Ctrl-C: a folder, a run or a job that exported one."""
@@ -47,6 +49,7 @@ def serve(
         more += [f"--{key.lstrip('-')}", *([value] if value else [])]
     status = served(
         model, port=port, host=host, server=server.value if server else None, more=tuple(more),
+        template_options=read_options("--chat-template-kwargs", chat_template_kwargs),
         target=options.name_of(target), say=say,
     )  # fmt: skip
     raise typer.Exit(status)

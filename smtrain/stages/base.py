@@ -139,6 +139,13 @@ def selected(config: JobConfig, *keys: str) -> dict[str, Any]:
     return kept
 
 
+def with_template_options(config: JobConfig, kept: dict[str, Any]) -> dict[str, Any]:
+    """`kept` with model.chat_template_kwargs, if there are any; a default has no part in a job's name."""
+    if config.model.chat_template_kwargs:
+        kept["model"]["chat_template_kwargs"] = config.model.chat_template_kwargs
+    return kept
+
+
 def with_weights(config: JobConfig, kept: dict[str, Any]) -> dict[str, Any]:
     """`kept` with model.weights, if the weights lie apart from the model's folder."""
     if config.model.weights is not None:

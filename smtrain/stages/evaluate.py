@@ -8,7 +8,16 @@ from typing import Any
 from smtrain.core.config import JobConfig
 from smtrain.core.errors import ConfigError
 from smtrain.core.model.families import ModelShape
-from smtrain.stages.base import Inputs, JobStage, StageNeed, keeps_adapter, moving_seconds, selected, weights_bytes
+from smtrain.stages.base import (
+    Inputs,
+    JobStage,
+    StageNeed,
+    keeps_adapter,
+    moving_seconds,
+    selected,
+    weights_bytes,
+    with_template_options,
+)
 from smtrain.stages.generate import loaded_memory
 
 
@@ -28,7 +37,7 @@ class EvaluateStage(JobStage):
         for key in ("lengths", "text", "run_generated_code"):
             if not keys["evaluate"][key]:
                 del keys["evaluate"][key]  # jobs had their names before there was this key
-        return keys
+        return with_template_options(config, keys) if config.evaluate.chat_template else keys
 
     def inputs(self, chain: Inputs) -> dict[str, str]:
         config, base = chain.config, chain.model(self.name)

@@ -17,6 +17,7 @@ from smtrain.stages.base import (
     selected,
     weights_bytes,
     with_export,
+    with_template_options,
 )
 
 
@@ -35,7 +36,10 @@ class GenerateStage(JobStage):
     shared = False
 
     def keys(self, config: JobConfig) -> dict[str, Any]:
-        return with_export(config, selected(config, "model.path", "generate", "train.objective"))
+        kept = selected(config, "model.path", "generate", "train.objective")
+        return with_export(
+            config, with_template_options(config, kept) if config.train.objective != "pretrain" else kept
+        )
 
     def inputs(self, chain: Inputs) -> dict[str, str]:
         base = chain.model(self.name)

@@ -11,7 +11,16 @@ from smtrain.core.config.schema import other_inputs, text_channels
 from smtrain.core.errors import ConfigError
 from smtrain.core.model.families import ModelShape
 from smtrain.core.model.footprint import GIB, PROCESS
-from smtrain.stages.base import CHECKPOINT_PATH, START_S, Inputs, JobStage, StageNeed, parts_uri, selected
+from smtrain.stages.base import (
+    CHECKPOINT_PATH,
+    START_S,
+    Inputs,
+    JobStage,
+    StageNeed,
+    parts_uri,
+    selected,
+    with_template_options,
+)
 
 SHARES = "SMTRAIN_SHARES"
 """The variable with the place that the machines of a preparation share."""
@@ -46,7 +55,7 @@ class PrepareStage(JobStage):
                 del data[key]
         if config.train.validation and config.train.validation.chosen:
             kept["train"]["validation"] = config.train.validation.chosen
-        return kept
+        return with_template_options(config, kept) if config.train.objective != "pretrain" else kept
 
     def inputs(self, chain: Inputs) -> dict[str, str]:
         config, model = chain.config, chain.model(self.name)

@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from smtrain.core.config.section import Secret, Section
 from smtrain.core.config.units import Count
+from smtrain.core.model.chat_options import reserved_fault
 from smtrain.core.model.footprint import Precision
 from smtrain.core.model.hf_folder import folder_of
 from smtrain.core.model.layout import cuts_of
@@ -98,6 +99,16 @@ class Model(Section):
     """Extend the model to longer texts: {type: yarn, factor: 4}, or {theta: 1000000}; default: as in config.json."""
     init: Literal["weights", "scratch"] = "weights"
     """`weights` continues from the folder's weights; `scratch` takes only its config and starts at random."""
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Options of the model's chat template for all conversations that are learned, answered or evaluated, such as
+    {enable_thinking: false}; those of a record win."""
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _options(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if fault := reserved_fault(value):
+            raise ValueError(fault)
+        return value
 
     @field_validator("path", "weights")
     @classmethod

@@ -12,6 +12,7 @@ from smtrain.core.doing import doing
 from smtrain.core.errors import CheckpointError, ConfigError
 from smtrain.core.extras import collector_paused
 from smtrain.core.facts.sagemaker import TargetName
+from smtrain.core.model.chat_options import checked_options
 from smtrain.core.public import public
 from smtrain.core.text import Say
 from smtrain.tools.chat.conversation import Chat, Conversation, EndpointChat, Speaker
@@ -28,9 +29,9 @@ DRAWN = Sampling(max_new_tokens=256, temperature=0.7, top_k=50, top_p=0.95)
 @public
 def chat(
     model: Any = None, *, compare: Any = None, adapter: Any = None, system: str | None = None,
-    template: str | Path | None = None, turns: int | None = None, sampling: Sampling | None = None,
-    endpoint: str | None = None, target: TargetName | None = None, processes: int | None = None, config: Any = None,
-    say: Say = lambda _: None, **settings: Any,
+    template: str | Path | None = None, chat_template_kwargs: dict[str, Any] | None = None, turns: int | None = None,
+    sampling: Sampling | None = None, endpoint: str | None = None, target: TargetName | None = None,
+    processes: int | None = None, config: Any = None, say: Say = lambda _: None, **settings: Any,
 ) -> Chat:  # fmt: skip
     """A conversation with a model, loaded here. The memory is counted before anything is loaded.
 
@@ -43,6 +44,7 @@ def chat(
         adapter: An adapter's folder, run or s3:// prefix, put on `model` without merging.
         system: The system prompt.
         template: File of a chat template, in place of the model's own.
+        chat_template_kwargs: Options of the chat template, such as {"enable_thinking": False}.
         turns: How many earlier questions, with their answers, go before a new one. Default: as many as there is room.
         sampling: How answers are drawn. Default: at temperature 0.7, among the 50 likeliest and 0.95 of probability;
             with `temperature=0` the likeliest token each time.
@@ -73,19 +75,20 @@ def chat(
     # temperature 0 draws nothing, so top_k and top_p must be off
     usual = replace(DRAWN, temperature=0.0, top_k=0, top_p=1.0) if settings.get("temperature") == 0 else DRAWN
     drawn = known_settings(sampling or usual, settings)
+    options = checked_options("chat_template_kwargs", chat_template_kwargs)
     if turns is not None and turns < 0:
         raise ConfigError(f"turns: got {turns}; at least 0 is needed", code="config.wrong_value")
     if endpoint is not None:
         fixed = {"model": model, "compare": compare, "adapter": adapter, "template": template}
         _refuse_with_endpoint(endpoint, {**fixed, "processes": processes, "config": config})
-        return EndpointChat(endpoint, drawn, system, turns, target)
+        return EndpointChat(endpoint, drawn, system, turns, target, options)
     if model is None:
         raise ConfigError(
             "model: is missing; name a folder, run, job or s3:// prefix, or an endpoint", code="config.missing_key"
         )
     models = chosen(model, compare, adapter, target, config)
     file = None if template is None else Path(template)
-    base, trained = _loaded(models, file, processes, say)
+    base, trained = _loaded(models, file, options, processes, say)
     speakers = [Speaker("base", base, base is trained, Conversation(system, turns))] if compare is not None else []
     name = "trained" if compare is not None else ""
     return Chat([*speakers, Speaker(name, trained, False, Conversation(system, turns))], drawn)
@@ -182,10 +185,12 @@ def _divided(source: FoundModel, processes: int | None, say: Say) -> Any:
     return made
 
 
-def _loaded(models: Models, template: Path | None, processes: int | None, say: Say) -> tuple[Any, Any]:
+def _loaded(
+    models: Models, template: Path | None, options: dict[str, Any], processes: int | None, say: Say
+) -> tuple[Any, Any]:
     both = loaded(models, processes, say)
     from smtrain.worker.generation.conversation import set_template
 
     for one in both:
-        set_template(one, template)
+        set_template(one, template, options)
     return both

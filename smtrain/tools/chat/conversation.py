@@ -169,10 +169,11 @@ class EndpointChat(Chat):
     """A conversation with an endpoint; `smtrain.chat(endpoint=...)` makes it."""
 
     def __init__(
-        self, endpoint: str, sampling: Sampling, system: str | None, turns: int | None, target: TargetName | None
-    ) -> None:
+        self, endpoint: str, sampling: Sampling, system: str | None, turns: int | None, target: TargetName | None,
+        options: dict[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         super().__init__([Speaker("", None, False, Conversation(system, turns))], sampling)
-        self.endpoint = endpoint
+        self.endpoint, self._options = endpoint, options or {}
         self._place = Target(target if target == "local" else "aws")
 
     def stream(self, text: str) -> Iterator[tuple[str, str]]:
@@ -184,7 +185,7 @@ class EndpointChat(Chat):
             raise ConfigError("the question is empty; ask something", code="config.wrong_value")
         (speaker,) = self._speakers
         sampling = replace(self.sampling, seed=self.sampling.seed + self._tries)
-        body = chat_request(self.endpoint, speaker.conversation.with_question(text), sampling)
+        body = chat_request(self.endpoint, speaker.conversation.with_question(text), sampling, self._options)
         answer = ""
         stream = self._asked(body)
         try:
@@ -220,14 +221,21 @@ class EndpointChat(Chat):
             raise
 
 
-def chat_request(endpoint: str, messages: list[dict[str, str]], sampling: Sampling) -> dict[str, Any]:
-    """OpenAI's chat completion, with vLLM's `top_k`; `smtrain deploy` serves the model by the endpoint's name."""
+def chat_request(
+    endpoint: str, messages: list[dict[str, str]], sampling: Sampling, options: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """OpenAI's chat completion, with vLLM's `top_k` and `chat_template_kwargs`.
+
+    `smtrain deploy` serves the model by the endpoint's name.
+    """
     drawn: dict[str, Any] = {"max_tokens": sampling.max_new_tokens, "temperature": sampling.temperature}
     if sampling.temperature:
         drawn |= {"top_p": sampling.top_p, "seed": sampling.seed}
         drawn |= {"top_k": sampling.top_k} if sampling.top_k else {}
     if sampling.stop:
         drawn["stop"] = list(sampling.stop)
+    if options:
+        drawn["chat_template_kwargs"] = options
     return {"model": endpoint, "messages": messages, "stream": True, **drawn}
 
 

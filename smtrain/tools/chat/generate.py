@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,6 +15,7 @@ from smtrain.core.doing import doing
 from smtrain.core.errors import ConfigError, DataError, first_line
 from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.files import only_writer
+from smtrain.core.model.chat_options import checked_options
 from smtrain.core.near import near_path
 from smtrain.core.public import public
 from smtrain.core.text import Say
@@ -49,6 +50,8 @@ class PromptFormat:
     chat: bool = False
     system: str | None = None
     template: str | Path | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the template for all records; those of a record win."""
 
 
 def read_prompts(sources: Sequence[str | Path], texts: Iterable[str] = ()) -> list[Prompt]:
@@ -109,8 +112,9 @@ def generate(
     model: Any, prompts: str | Path | Sequence[str] = (), *, files: Sequence[str | Path] = (),
     out: str | Path | None = None, overwrite: bool = False, batch: int = 1, chat: bool = False,
     system: str | None = None, adapter: Any = None, template: str | Path | None = None,
-    sampling: Sampling | None = None, target: TargetName | None = None, processes: int | None = None,
-    config: Any = None, say: Say = lambda _: None, **settings: Any,
+    chat_template_kwargs: dict[str, Any] | None = None, sampling: Sampling | None = None,
+    target: TargetName | None = None, processes: int | None = None, config: Any = None, say: Say = lambda _: None,
+    **settings: Any,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Let a model continue or answer prompts: one record each, with `completion` added to the fields of its file.
 
@@ -129,6 +133,8 @@ def generate(
         system: The system prompt, with `chat`.
         adapter: An adapter's folder, run or s3:// prefix, put on `model` without merging.
         template: File of a chat template, in place of the model's own.
+        chat_template_kwargs: Options of the chat template, such as {"enable_thinking": False}; those of a record
+            (`chat_template_kwargs`, `tools`, `documents`...) win.
         sampling: How texts are drawn. Default: greedy, 64 tokens.
         target: `local` or `aws`, for a run, job or s3:// prefix. Default: here if it is known here, else AWS.
         processes: Divide the model over so many processes, each of which loads only its part. Default: one; of a
@@ -157,7 +163,8 @@ def generate(
     queue = read_prompts(files, map(str, texts))
     if batch < 1:
         raise ConfigError(f"batch: got {batch}; at least 1 is needed", code="config.wrong_value")
-    file, form = None if out is None else Path(out), PromptFormat(chat, system, template)
+    options = checked_options("chat_template_kwargs", chat_template_kwargs)
+    file, form = None if out is None else Path(out), PromptFormat(chat, system, template, options)
     if file is not None:
         _refuse_output(file, overwrite)
     models = chosen(model, None, adapter, target, config)
@@ -165,6 +172,7 @@ def generate(
         return _generate(models, queue, batch, form, sampling, processes, None, say)
     contents = [None if one is None else one.identity() for one in models]
     key = [contents, chat, system, _template_text(template), asdict(sampling), [asdict(one) for one in queue]]
+    key += [options] if options else []
     with only_writer(file, DataError):
         _refuse_output(file, overwrite)  # another process may have finished it since
         part = file.with_name(f".{file.name}.{_digest(key)}.part")
@@ -184,7 +192,7 @@ def _generate(
     records = [] if part is None else _resume(part, batch)
     if len(records) < len(queue):
         with _load(models, processes, say) as ready:
-            for made in _answers(ready, queue, len(records), batch, form, sampling):
+            for made in _answers(ready, queue, len(records), batch, form, sampling, say):
                 records += made
                 if part is not None:
                     with part.open("a", encoding="utf-8") as lines:
@@ -204,12 +212,12 @@ def _template_text(template: str | Path | None) -> str | None:
 
 
 def _answers(
-    ready: Loaded, queue: Sequence[Prompt], done: int, batch: int, form: PromptFormat, sampling: Sampling
+    ready: Loaded, queue: Sequence[Prompt], done: int, batch: int, form: PromptFormat, sampling: Sampling, say: Say
 ) -> Iterator[list[dict[str, Any]]]:
     """The records of each batch, after the first `done` prompts."""
     from smtrain.worker.generation.generating import complete  # torch, only after everything else was checked
 
-    ids = _spelled(ready, queue, form, sampling)
+    ids = _spelled(ready, queue, form, sampling, say)
     for start in range(done, len(queue), batch):
         some = queue[start : start + batch]
         numbers = f"{start + 1}" if len(some) == 1 else f"{start + 1} to {start + len(some)}"
@@ -231,20 +239,30 @@ def _load(models: Models, processes: int | None, say: Say) -> Iterator[Loaded]:
         ready.close()
 
 
-def _spelled(loaded: Loaded, prompts: Sequence[Prompt], form: PromptFormat, sampling: Sampling) -> list[Any]:
-    """Ids of all prompts, so that an invalid one is reported before the first is answered."""
-    from smtrain.worker.generation.conversation import set_template, spelled
+def _spelled(loaded: Loaded, prompts: Sequence[Prompt], form: PromptFormat, sampling: Sampling, say: Say) -> list[Any]:
+    """Ids of all prompts, so that an invalid one is reported before the first is answered; says what they lack."""
+    from smtrain.worker.data.read.unread import UnreadText, unread_sentence
+    from smtrain.worker.generation.conversation import record_options, set_template, spelled, unwritten
     from smtrain.worker.generation.generating import encoded, refuse_overlong
 
     if form.chat or any(prompt.messages for prompt in prompts):
-        set_template(loaded, None if form.template is None else Path(form.template))
-    every = []
-    for prompt in prompts:
+        set_template(loaded, None if form.template is None else Path(form.template), form.options)
+    every, unread, twice = [], UnreadText(), 0
+    for number, prompt in enumerate(prompts, start=1):
         if messages := _messages_of(prompt, form):
-            every.append(spelled(loaded, messages, sampling.max_new_tokens)[0])
+            options = record_options(prompt.record, number)
+            every.append(spelled(loaded, messages, sampling.max_new_tokens, options)[0])
+            unread.count(unwritten(loaded, messages, options))
         else:
             every.append(encoded(loaded, prompt.text, special=True))
             refuse_overlong(loaded, every[-1], sampling)
+            unread.count(field for field, _ in record_options(prompt.record, number).values())
+            twice += every[-1][0, :2].tolist() == [loaded.tokenizer.bos_token_id] * 2
+    if unread:
+        say(f"{unread_sentence(unread)}; the chat template does not write it, or no chat template is used")
+    if twice:
+        bos = loaded.tokenizer.bos_token
+        say(f"{twice} prompts begin with {bos}, which the tokenizer adds once more; leave it out of the prompts")
     return every
 
 
@@ -296,7 +314,7 @@ def one_by_one(
     with _load(chosen(model, None, adapter, target, config), processes, say) as ready:
         from smtrain.worker.generation.generating import stream
 
-        for number, ids in enumerate(_spelled(ready, prompts, form, sampling)):
+        for number, ids in enumerate(_spelled(ready, prompts, form, sampling, say)):
             yield number, ""
             for piece in stream(ready, ids, sampling):
                 yield number, piece

@@ -16,10 +16,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from smtrain.core import text
 from smtrain.core.errors import ConfigError, JobError
@@ -32,6 +32,10 @@ from smtrain.worker.generation.memory_fit import refuse_too_large
 
 Server = Literal["vllm", "transformers"]
 _NEEDED = ("fastapi", "uvicorn", "openai", "httpx")
+_TEMPLATE_OPTIONS: dict[Server, str] = {
+    "vllm": "--default-chat-template-kwargs", "transformers": "--chat-template-kwargs",
+}  # fmt: skip
+"""The option of each server for defaults of `chat_template_kwargs`, which a request may have too."""
 _OLDEST = (4, 56)
 """First transformers whose `transformers serve` answers /v1/chat/completions."""
 _PREFIX, _LONGEST_PATH = "smtrain-serve-", 100
@@ -50,13 +54,14 @@ def servers() -> list[Server]:
 
 def serve(
     model: str, *, port: int = 8000, host: str = "127.0.0.1", server: Server | None = None,
-    more: tuple[str, ...] = (), target: TargetName | None = None, say: Say = text.say,
+    more: tuple[str, ...] = (), template_options: Mapping[str, Any] | None = None, target: TargetName | None = None,
+    say: Say = text.say,
 ) -> int:  # fmt: skip
     """Serve a model until the server ends, or Ctrl-C or SIGTERM ends it; return its exit status.
 
-    `model` is what `smtrain chat` takes; a model in S3 is fetched first. `more` is passed to the server. Raises
-    `ConfigError` if no server is installed, `CheckpointError` if there is no model or too little memory, `JobError` if
-    the port is taken.
+    `model` is what `smtrain chat` takes; a model in S3 is fetched first. `more` is passed to the server, and
+    `template_options` are the chat template's for requests that have none. Raises `ConfigError` if no server is
+    installed, `CheckpointError` if there is no model or too little memory, `JobError` if the port is taken.
     """
     source = find(model, target)  # first: a wrong name is corrected sooner than a package is installed
     chosen = _chosen(server)
@@ -68,6 +73,8 @@ def serve(
         )
     if chosen == "transformers":
         refuse_too_large([source.need])
+    if template_options:
+        more = (*more, _TEMPLATE_OPTIONS[chosen], json.dumps(template_options))
     with closing(_bind(host, port)) as listening:  # before a long download
         folder = source.fetch(say).resolve()
         if not source.is_adapter:

@@ -233,7 +233,7 @@ class Tasks:
 
             from smtrain.worker.generation.load import load
 
-            model = _reader(load(folder, adapter=adapter), request.batch_size)
+            model = _reader(load(folder, adapter=adapter), request)
             if request.chat_template and not model.tokenizer.chat_template:
                 raise ConfigError(
                     f"chat_template: the tokenizer of {folder} has none; put the model's chat_template.jinja there",
@@ -284,7 +284,7 @@ def _pad(loaded: Loaded) -> None:
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(loaded.padding)
 
 
-def _reader(loaded: Loaded, batch_size: int) -> Any:
+def _reader(loaded: Loaded, request: EvaluationRequest) -> Any:
     """The harness's model of a loaded one; it refuses texts with a token that the model lacks."""
     from lm_eval.models.huggingface import HFLM
 
@@ -301,7 +301,10 @@ def _reader(loaded: Loaded, batch_size: int) -> Any:
 
     _pad(loaded)
     made: Any = Reader
-    return made(pretrained=loaded.model, tokenizer=loaded.tokenizer, batch_size=batch_size)
+    return made(
+        pretrained=loaded.model, tokenizer=loaded.tokenizer, batch_size=request.batch_size,
+        chat_template_args=request.chat_template_kwargs,
+    )  # fmt: skip
 
 
 def _measured(results: dict[str, Any], model: Any) -> Measured:
@@ -398,6 +401,9 @@ class EvaluationRequest:
     batch_size: int = 8
     run_generated_code: bool = False
     """Run the code that the model writes for tasks such as humaneval, confined."""
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Options of the chat template."""
 
     def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "tasks": list(self.tasks), "data": str(self.data) if self.data else None}
+        values = {**asdict(self), "tasks": list(self.tasks), "data": str(self.data) if self.data else None}
+        return values if self.chat_template_kwargs else {k: v for k, v in values.items() if k != "chat_template_kwargs"}

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from smtrain.core.errors import CheckpointError, first_line
+from smtrain.core.errors import CheckpointError, DataError, first_line
 from smtrain.worker.generation.generating import encoded
 from smtrain.worker.generation.load import Loaded
 
 Message = dict[str, str]
 """The fields role and content."""
+Options = Mapping[str, tuple[str, Any]]
+"""Values for the template by name, each with its field of the record."""
 
 
-def set_template(loaded: Loaded, file: Path | None) -> None:
-    """Use the chat template of a file. Raises `CheckpointError` if it cannot be read, or if no template is known."""
+def set_template(loaded: Loaded, file: Path | None, options: Mapping[str, Any] | None = None) -> None:
+    """Use the chat template of a file, and options for it in all conversations.
+
+    Raises `CheckpointError` if the file cannot be read, or if no template is known.
+    """
+    loaded.template_options = dict(options or {})
     if file is not None:
         try:
             loaded.tokenizer.chat_template = file.read_text("utf-8")
@@ -30,8 +37,12 @@ def set_template(loaded: Loaded, file: Path | None) -> None:
         )
 
 
-def spelled(loaded: Loaded, messages: list[Message], room: int) -> tuple[torch.Tensor, int]:
+def spelled(
+    loaded: Loaded, messages: list[Message], room: int, options: Options | None = None
+) -> tuple[torch.Tensor, int]:
     """Ids [1, length] of the conversation up to the answer, and the number of messages that were left out.
+
+    `options` are those of `record_options`.
 
     Leaves out the oldest question with its answer until `room` tokens, or half of the model's positions if that is
     less, are free for the new answer; the system prompt stays. Raises `CheckpointError` if the last question alone is
@@ -41,7 +52,7 @@ def spelled(loaded: Loaded, messages: list[Message], room: int) -> tuple[torch.T
     room = room if loaded.positions is None else min(room, loaded.positions // 2)
     kept = list(messages)
     while True:
-        ids = encoded(loaded, text_of(loaded, kept), special=False)
+        ids = encoded(loaded, text_of(loaded, kept, options), special=False)
         if loaded.positions is None or ids.shape[1] + room <= loaded.positions:
             return ids, left_out
         first = 1 if kept[0]["role"] == "system" else 0
@@ -55,13 +66,51 @@ def spelled(loaded: Loaded, messages: list[Message], room: int) -> tuple[torch.T
         left_out += 2
 
 
-def text_of(loaded: Loaded, messages: list[Message]) -> str:
-    """The conversation as the template writes it, up to the answer."""
+def record_options(record: Mapping[str, Any], number: int) -> Options:
+    """The options of the template and the tools of record `number`. Raises `DataError`."""
+    if not record:
+        return {}
+    from smtrain.worker.data.tokenize.template_options import read_options
+    from smtrain.worker.data.tokenize.turns import RecordFault, read_tools
+
+    name = next((name for name in ("tools", "functions") if record.get(name)), "")
+    try:
+        options = read_options(record)
+        return {**options, "tools": (name, read_tools(record[name], name))} if name else options
+    except RecordFault as fault:
+        raise DataError(f"prompt {number}: {fault}; correct it, or leave it out") from None
+
+
+def unwritten(loaded: Loaded, messages: list[Message], options: Options) -> list[str]:
+    """Names of the turns, fields and options of a conversation that its text does not have."""
+    from smtrain.worker.data.tokenize.template_options import template_variables
+    from smtrain.worker.data.tokenize.unwritten import Rendered, fates, turn_texts, unwritten_in
+
+    rendered = Rendered(text_of(loaded, messages, options), [])
+    tools = options.get("tools", ("", None))[1]
+    variables = template_variables(loaded.tokenizer.get_chat_template(tools=tools))
+    names = [field for name, (field, _) in options.items() if name not in variables]
+    if tools and "tools" in variables and unwritten_in(tools, [rendered.text]):
+        names.append("parts of tools")
+    texts = turn_texts(messages, ())
+    for text, fate in zip(texts, fates(texts, [rendered]), strict=True):
+        if fate == "lost":
+            turn = f"parts of turns of the role {messages[text.turn]['role']}"
+            names.append(turn if text.field == "content" else f"messages[].{text.field}")
+    return list(dict.fromkeys(names))
+
+
+def text_of(loaded: Loaded, messages: list[Message], options: Options | None = None) -> str:
+    """The conversation as the template writes it, up to the answer; `options` win over those of `set_template`."""
     from jinja2 import TemplateError
 
-    options: dict[str, Any] = {"tokenize": False, "add_generation_prompt": True}
+    own = {name: value for name, (_, value) in (options or {}).items()}
+    values: dict[str, Any] = {**loaded.template_options, **own}
     try:
-        text: str = loaded.tokenizer.apply_chat_template(messages, **options)
+        text: str = loaded.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **values)
     except (TemplateError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise CheckpointError(f"the chat template refuses this conversation ({first_line(error)})") from None
+        raise CheckpointError(
+            f"the chat template refuses this conversation ({first_line(error)}); change its turns, or name another "
+            "template with --template FILE (template=)"
+        ) from None
     return text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,8 @@ class Loaded:
     """Whether positions are a learned table, beyond whose end the model cannot compute."""
     close: Callable[[], object] = lambda: None
     """End the other processes of a divided model."""
+    template_options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the chat template for all conversations."""
 
     @property
     def vocabulary(self) -> int:

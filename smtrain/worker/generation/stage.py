@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from smtrain.worker.generation.conversation import set_template, text_of
 from smtrain.worker.generation.generating import complete, encoded
@@ -21,13 +23,14 @@ def generate(
     seed: int = 0,
     chat: bool | None = False,
     sampling: Sampling | None = None,
+    template_options: Mapping[str, Any] | None = None,
 ) -> list[str]:
     """Return one completion per prompt, without the prompt; temperature 0 takes the likeliest token each time.
 
     With `chat` a prompt is a user's message, written with the chat template, and the completion is the answer; None:
-    if there is a template. A completion depends on its prompt and the seed, not on the other prompts. `sampling` has
-    further settings. Raises
-    `CheckpointError` if transformers does not load the folder, if it has no chat template, or if a prompt is empty.
+    if there is a template. `template_options` are values for it. A completion depends on its prompt and the seed, not
+    on the other prompts. `sampling` has further settings. Raises `CheckpointError` if transformers does not load the
+    folder, if it has no chat template, or if a prompt is empty.
     """
     settings = replace(
         sampling or Sampling(), max_new_tokens=max_new_tokens, temperature=temperature, seed=seed
@@ -37,7 +40,7 @@ def generate(
     if chat is None:
         chat = bool(loaded.tokenizer.chat_template)
     if chat:
-        set_template(loaded, None)
+        set_template(loaded, None, template_options)
     completions = []
     for prompt in prompts:
         text = text_of(loaded, [{"role": "user", "content": prompt}]) if chat and prompt else prompt

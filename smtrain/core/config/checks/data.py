@@ -114,6 +114,13 @@ MEGATRON = tuple(
     )
 )  # fmt: skip
 
+TEMPLATE = Rule(
+    "model.chat_template_kwargs train.objective evaluate.chat_template",
+    lambda c: c.model.chat_template_kwargs and c.train.objective == "pretrain" and not c.evaluate.chat_template,
+    "model.chat_template_kwargs: no conversation is written with train.objective: pretrain; leave it out, or set "
+    "evaluate.chat_template",
+)
+
 PHONES = Rule(
     "data.phone_region data.pii",
     lambda c: c.data.phone_region and not c.data.pii,
@@ -133,7 +140,7 @@ def data_faults(config: JobConfig) -> Iterator[Fault]:
                 "to it, and data.format if there are other files",
             )
     yield from broken((*OBJECTIVE, *(PRETRAIN_ONLY if config.train.objective != "pretrain" else ())), config)
-    yield from broken((*(MEGATRON if config.data.format == "megatron" else ()), PHONES), config)
+    yield from broken((*(MEGATRON if config.data.format == "megatron" else ()), PHONES, TEMPLATE), config)
     if config.target == "local" and config.local.run_in == "sandbox":  # the job runs with this machine's packages
         for need in data_needs(config.data.model_dump()):
             lacking = next((name for name in MODULES[EXTRAS[need]] if not present(name)), None)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from smtrain.core.model.chat_options import RESERVED
 from smtrain.worker.data.tokenize.turns import RecordFault, read_json
 
 KWARGS = "chat_template_kwargs"
@@ -15,12 +16,6 @@ OPTIONS: dict[str, type | tuple[type, ...]] = {
     "date_string": str,
 }  # fmt: skip
 """Fields of a record that are options of published templates, and their types."""
-RESERVED = frozenset({
-    "conversation", "messages", "tools", "chat_template", "add_generation_prompt", "continue_final_message",
-    "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict",
-    "return_assistant_tokens_mask", "tokenizer_kwargs",
-})  # fmt: skip
-"""Arguments of `apply_chat_template` that are no options of a template."""
 _GENERATION = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
 
 

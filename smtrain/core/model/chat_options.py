@@ -1,0 +1,49 @@
+"""Options of a chat template: the names that are none, and a typed JSON object of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from smtrain.core.errors import ConfigError
+
+RESERVED = frozenset({
+    "conversation", "messages", "tools", "chat_template", "add_generation_prompt", "continue_final_message",
+    "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict",
+    "return_assistant_tokens_mask", "tokenizer_kwargs",
+})  # fmt: skip
+"""Arguments of `apply_chat_template` that are no options of a template."""
+
+
+def reserved_fault(names: Collection[str]) -> str | None:
+    """A sentence about names that are no options of a template; None without any."""
+    wrong = sorted(RESERVED & set(names))
+    if not wrong:
+        return None
+    return (
+        f"{', '.join(wrong)}: not an option of a chat template; name variables that it reads, such as enable_thinking"
+    )
+
+
+def read_options(option: str, text: str | None) -> dict[str, Any]:
+    """The options in a JSON object that was typed for `option`; {} for None. Raises `ConfigError`."""
+    if text is None:
+        return {}
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        values = None
+    if not isinstance(values, dict):
+        raise ConfigError(
+            f"{option} {text}: is no JSON object; write it as '{{\"enable_thinking\": false}}'",
+            code="config.wrong_value",
+        )
+    return checked_options(option, values)
+
+
+def checked_options(option: str, values: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The options as a dict. Raises `ConfigError` for names that are no options of a template."""
+    if fault := reserved_fault(values or ()):
+        raise ConfigError(f"{option}: {fault}", code="config.wrong_value")
+    return dict(values or {})
