@@ -1,16 +1,18 @@
-"""`smtrain.check`, with the check of preference data: it reads the first records as stage prepare does.
+"""`smtrain.check`, with the checks of instruction and preference data: the first records, read as by stage prepare.
 
-The client knows no tokenizer; here both meet. Importing this module adds the check to those of client/preflight.
+The client knows no tokenizer; here both meet. Importing this module adds the checks to those of client/preflight.
 """
 
 from __future__ import annotations
 
+import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from itertools import product
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from smtrain.client.preflight import checks
 from smtrain.client.preflight.checks import check as check
@@ -26,26 +28,38 @@ FIRST = 200
 HIGH = {False: 5e-5, True: 5e-4}
 """Learning rates above which a preference training is known to fall apart, without and with an adapter: TRL 1.16 has
 1e-6 and 1e-5 as defaults, and the papers' runs lie between 5e-7 and 1e-5."""
+_KEEPS = re.compile("think|reason|history")
+"""Names of options that keep thoughts, such as preserve_thinking or truncate_history_thinking."""
+Kind = Literal["pairs", "conversations"]
 _READ = ("*.json", "*.jinja", "vocab.*", "merges.txt", "tokenizer.model")
 
 
 def pairs(context: Context) -> Iterator[Finding]:
-    """Objective dpo: the learning rate, and the first pairs: equal, empty, cut or repeated text."""
+    """Objective dpo: the learning rate, and the first pairs: equal, empty, cut, repeated or lost text."""
+    if context.chain.given.train.objective == "dpo":
+        yield from _rate(context.chain.given)
+        yield from _records(context, "pairs")
+
+
+def conversations(context: Context) -> Iterator[Finding]:
+    """Objective sft: the first conversations: no answers, cut or lost text."""
+    if context.chain.given.train.objective == "sft":
+        yield from _records(context, "conversations")
+
+
+def _records(context: Context, kind: Kind) -> Iterator[Finding]:
     config = context.chain.given
-    if config.train.objective != "dpo":
-        return
-    yield from _rate(config)
     sources = [source.path for source in config.data.all_sources if _is_here(source.path)]
     if "prepare" not in context.stages or not sources:
         return
     try:
         with tempfile.TemporaryDirectory() as folder:
             model = _tokenizer(context, Path(folder))
-            yield from _first(config, sources, model)
+            yield from _first(config, sources, model, kind)
     except ModuleNotFoundError as error:
-        yield Finding("pairs", "warning", f"the first pairs could not be read here: {missing(error.name or '')}")
+        yield Finding(kind, "warning", f"the first {kind} could not be read here: {missing(error.name or '')}")
     except SmtrainError as error:
-        yield Finding("pairs", "fault", str(error))
+        yield Finding(kind, "fault", str(error))
 
 
 def _is_here(path: str) -> bool:
@@ -79,25 +93,30 @@ def _tokenizer(context: Context, folder: Path) -> Path:
     return folder
 
 
-def _first(config: JobConfig, sources: list[str], model: Path) -> Iterator[Finding]:
+def _first(config: JobConfig, sources: list[str], model: Path, kind: Kind) -> Iterator[Finding]:
     """Findings about the first records of the first file."""
     from smtrain.core.demo import materialise
     from smtrain.worker.data.prepare.prepare_options import PrepareOptions
     from smtrain.worker.data.read.records import Records, record_blocks, refuse_no_records
     from smtrain.worker.data.read.sources import find_files
-    from smtrain.worker.data.tokenize.pairs import PairMaker
+    from smtrain.worker.data.tokenize.pairs import record_maker
+    from smtrain.worker.data.tokenize.samples import SPLIT
+    from smtrain.worker.data.tokenize.template_options import ignored_options
 
     data, key = config.data, config.data.text_key
     options = PrepareOptions(
         seq_len=config.train.seq_len,
-        objective="dpo",
+        format=data.format,
+        objective="dpo" if kind == "pairs" else "sft",
         columns={str(ours): theirs for ours, theirs in data.columns.items()},
+        chat_template_kwargs=config.model.chat_template_kwargs,
         overlong=data.overlong,
     )
-    make = PairMaker(model, options)
+    make = record_maker(model, options)
     source = str(materialise(sources[0])) if sources[0].startswith("demo://") else sources[0]
-    file = find_files(source, cast(Any, data.format), encoding=data.encoding)[0]
-    refuse_no_records(file, "dpo")
+    form = "auto" if data.format in ("alpaca", "messages") else data.format
+    file = find_files(source, cast(Any, form), encoding=data.encoding)[0]
+    refuse_no_records(file, options.objective)
     block = next(record_blocks(file, make.columns), None)
     if block is None:
         return
@@ -108,24 +127,58 @@ def _first(config: JobConfig, sources: list[str], model: Path) -> Iterator[Findi
     if isinstance(block.payload, bytes) and file.kind in ("jsonl", "json"):
         block = replace(block, payload=b"".join(block.payload.splitlines(keepends=True)[:FIRST]))
     piece = make.piece(block)
-    yield from _repeated(config, block, named := f"{key}: {file.name}")
-    read, kept = read or piece.lines, len(piece.lengths) // 2
+    named = f"{key}: {file.name}"
+    if kind == "pairs":
+        yield from _repeated(config, block, named)
+    read, samples = read or piece.lines, len(piece.lengths) // make.sequences
+    kept = samples if kind == "pairs" else (read - len(piece.bad)) * bool(samples)
     if piece.bad and (len(piece.bad) > data.max_bad or not kept):
         bad = piece.bad[0]
         yield Finding(
-            "pairs", "fault", f"{named}: {len(piece.bad)} of the first {read} records are no pairs, such as line "
-            f"{bad.line}: {bad.reason}", "correct them, or allow them with data.max_bad (docs/dpo.md)",
+            kind, "fault", f"{named}: {len(piece.bad)} of the first {read} records are no {kind}, such as line "
+            f"{bad.line}: {bad.reason}", f"correct them, or allow them with data.max_bad (docs/{options.objective}.md)",
         )  # fmt: skip
     elif not kept:
         why = "; ".join(piece.findings.noted) or "the file is empty"
-        yield Finding("pairs", "fault", f"{named}: no pair of the first {read} records is left: {why}", _LONGER)
+        yield Finding(
+            kind, "fault", f"{named}: no {kind[:-1]} of the first {read} records is left: {why}", _longer(kind)
+        )
     else:
-        yield Finding("pairs", "ok", f"{named}: {kept} of the first {read} records are pairs")
+        yield Finding(kind, "ok", f"{named}: {kept} of the first {read} records are {kind}")
+    first = f"of the first {read} records"
     for reason, count in piece.findings.noted.items() if kept else ():
-        yield Finding("pairs", "warning", f"{named}: {count} of the first {read} records: {reason}", _remedy(reason))
-    for field, count in piece.findings.unread.items():
-        yield Finding("pairs", "warning", f"{named}: {count} of the first {read} records have text in {field} that the "
-                      "model does not see", "map it in data.columns, or look at the chat template")  # fmt: skip
+        if reason != SPLIT:
+            yield Finding(kind, "warning", f"{named}: {count} {first}: {reason}", _remedy(reason, kind))
+    template = make.__dict__.get("template")  # pairs of text use none
+    if template and (ignored := ignored_options(template.options, template.variables)):
+        yield Finding(kind, "warning", f"model.chat_template_kwargs: {ignored}", "leave it out, or correct its name")
+    yield from _unread(kind, f"{named}: {{}} {first} have {{}}", piece.findings.unread, make, block)
+
+
+def _unread(kind: Kind, words: str, unread: Mapping[str, int], make: Any, block: Any) -> Iterator[Finding]:
+    """Warnings about text that is not learned or not seen, each with the remedy for its cause."""
+    from smtrain.worker.data.tokenize.unread_causes import cause_of
+
+    causes = {name: cause_of(name, text="template" not in make.__dict__) for name in unread}
+    dropped = {name for name, cause in causes.items() if cause.by_template}
+    options = _options_for(dropped, make, block) if dropped else {}
+    for name, cause in causes.items():
+        remedy = f"set model.chat_template_kwargs: {options[name]}" if name in options else cause.remedy
+        yield Finding(kind, "warning", f"{words.format(f'{unread[name]:,}', name)}{cause.fate}", remedy)
+
+
+def _options_for(dropped: set[str], make: Any, block: Any) -> dict[str, str]:
+    """Options with which the template writes what it drops: {name of what is not read: "{option: value}"}."""
+    from smtrain.worker.data.tokenize.pairs import record_maker
+
+    names = sorted(name for name in make.template.variables if _KEEPS.search(name))
+    helpful: dict[str, str] = {}
+    for name, value in product(names, (True, False)):
+        more = {**make.options.chat_template_kwargs, name: value}
+        piece = record_maker(make.folder, replace(make.options, chat_template_kwargs=more)).piece(block)
+        for one in dropped - set(piece.findings.unread) if not piece.bad else ():
+            helpful.setdefault(one, f"{{{name}: {str(value).lower()}}}")
+    return helpful
 
 
 def _repeated(config: JobConfig, block: Any, named: str) -> Iterator[Finding]:
@@ -144,12 +197,17 @@ def _repeated(config: JobConfig, block: Any, named: str) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-_LONGER = "raise train.seq_len, which two answers share, each with its prompt"
+def _longer(kind: Kind) -> str:
+    return "raise train.seq_len" + (", which two answers share, each with its prompt" if kind == "pairs" else "")
 
 
-def _remedy(reason: str) -> str:
-    return _LONGER if "tokens" in reason and "no tokens" not in reason else ""
+def _remedy(reason: str, kind: Kind) -> str:
+    if reason.startswith("answers with turns"):
+        return "put these turns in the prompt, or cut the answers before them"
+    if reason.startswith("text prompts that begin"):
+        return "leave it out of the prompts"
+    return _longer(kind) if "tokens" in reason and "no tokens" not in reason else ""
 
 
-checks.CHECKS["pairs"] = pairs
-checks.ON_CLUSTERS.append("pairs")
+checks.CHECKS |= {"pairs": pairs, "conversations": conversations}
+checks.ON_CLUSTERS += ["pairs", "conversations"]

@@ -189,8 +189,10 @@ def _loaded(
     models: Models, template: Path | None, options: dict[str, Any], processes: int | None, say: Say
 ) -> tuple[Any, Any]:
     both = loaded(models, processes, say)
-    from smtrain.worker.generation.conversation import set_template
+    from smtrain.worker.generation.conversation import ignored_in, set_template
 
     for one in both:
         set_template(one, template, options)
+        if ignored := ignored_in(one):
+            say(ignored)
     return both

@@ -242,11 +242,13 @@ def _load(models: Models, processes: int | None, say: Say) -> Iterator[Loaded]:
 def _spelled(loaded: Loaded, prompts: Sequence[Prompt], form: PromptFormat, sampling: Sampling, say: Say) -> list[Any]:
     """Ids of all prompts, so that an invalid one is reported before the first is answered; says what they lack."""
     from smtrain.worker.data.read.unread import UnreadText, unread_sentence
-    from smtrain.worker.generation.conversation import record_options, set_template, spelled, unwritten
+    from smtrain.worker.generation.conversation import ignored_in, record_options, set_template, spelled, unwritten
     from smtrain.worker.generation.generating import encoded, refuse_overlong
 
     if form.chat or any(prompt.messages for prompt in prompts):
         set_template(loaded, None if form.template is None else Path(form.template), form.options)
+        if ignored := ignored_in(loaded):
+            say(ignored)
     every, unread, twice = [], UnreadText(), 0
     for number, prompt in enumerate(prompts, start=1):
         if messages := _messages_of(prompt, form):

@@ -37,6 +37,15 @@ def set_template(loaded: Loaded, file: Path | None, options: Mapping[str, Any] |
         )
 
 
+def ignored_in(loaded: Loaded) -> str:
+    """A clause about options of `set_template` that the template does not read; "" if it reads all."""
+    if not loaded.template_options:
+        return ""
+    from smtrain.worker.data.tokenize.template_options import ignored_options, template_variables
+
+    return ignored_options(loaded.template_options, template_variables(loaded.tokenizer.get_chat_template()))
+
+
 def spelled(
     loaded: Loaded, messages: list[Message], room: int, options: Options | None = None
 ) -> tuple[torch.Tensor, int]:

@@ -727,6 +727,19 @@ DATA = (
     ),
     case(
         "local",
+        {"model.chat_template_kwargs": {"enable_thinking": False}},
+        "model.chat_template_kwargs: no conversation is written",
+        ("leave it out", {"model.chat_template_kwargs": OUT}),
+        ("set evaluate.chat_template", {"evaluate": {"tasks": ["boolq"], "chat_template": True}}),
+    ),
+    case(
+        "local",
+        {"model.chat_template_kwargs": {"tools": []}, **SFT},
+        "tools: not an option of a chat template",
+        ("name variables that it reads", {"model.chat_template_kwargs": {"enable_thinking": False}}),
+    ),
+    case(
+        "local",
         {"data.columns": {"output": "answer"}},
         "data.columns: is for train.objective: sft",
         (

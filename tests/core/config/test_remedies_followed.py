@@ -65,8 +65,8 @@ def test_every_way_that_a_sentence_names_is_enough(told: tuple[Case, Desk, str])
 
 RULES: tuple[Iterable[ConfigRule], ...] = (
     machines.MESH, machines.COMPUTE, machines.CLUSTER, pai.PAI, train.TRAIN, train.NATIVE, train.NXD, train.BEST,
-    data.SOURCES, data.OBJECTIVE, data.PRETRAIN_ONLY, data.MEGATRON, [data.PHONES], weights.WEIGHTS, weights.HUB_RULES,
-    [weights.MEGATRON, weights.PEFT],
+    data.SOURCES, data.OBJECTIVE, data.PRETRAIN_ONLY, data.MEGATRON, [data.PHONES, data.TEMPLATE], weights.WEIGHTS,
+    weights.HUB_RULES, [weights.MEGATRON, weights.PEFT],
 )  # fmt: skip
 SPOKEN = (
     "core/config/checks/*.py", "core/facts/engines.py", "client/planner/resolve_mesh.py", "client/planner/fallback.py",

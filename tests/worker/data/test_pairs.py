@@ -197,6 +197,24 @@ def test_text_needs_no_template_and_conversations_do(tmp_path: Path) -> None:
         prepared(write(tmp_path / "b.jsonl", [CONVERSATION]), tmp_path / "talks", folder)
 
 
+def test_turns_in_an_answer_and_a_second_beginning_are_counted(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer
+    from tokenizers.processors import TemplateProcessing
+
+    folder = tokenizer(tmp_path / "tok", None)
+    words = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    begin = ("<|im_start|>", words.token_to_id("<|im_start|>"))
+    words.post_processor = TemplateProcessing(single=f"{begin[0]} $A", special_tokens=[begin])
+    words.save(str(folder / "tokenizer.json"))
+    about = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**about, "bos_token": begin[0]}))
+    rows = [TEXT, {**TEXT, "prompt": "<|im_start|>q"}, {**TEXT, "rejected": " b\n\nHuman: more?"}]
+    told: list[str] = []
+    prepared(write(tmp_path / "a.jsonl", rows), tmp_path / "out", folder, seq_len=90, say=told.append)
+    assert "prepare: 1 text prompts that begin with <|im_start|>, which the tokenizer adds once more, as in TRL" in told
+    assert "prepare: 1 answers with turns of a user or of tools in them, which are learned like the answer" in told
+
+
 def test_equal_and_overlong_pairs_are_counted(tmp_path: Path) -> None:
     told: list[str] = []
     one = {"prompt": "w1", "chosen": " w2", "rejected": " w3"}

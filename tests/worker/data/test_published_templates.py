@@ -7,6 +7,7 @@ marker stands in each part of each turn.
 from __future__ import annotations
 
 import copy
+import json
 from functools import cache
 from importlib.util import find_spec
 from itertools import count, product
@@ -142,3 +143,38 @@ def hold_talk(made: PairMaker, talk: Any, thinking: bool | None) -> None:
         assert mark in chosen[start:] or is_counted(field, names), (mark, names, chosen)
     for mark, field in earlier:
         assert mark in prompt or is_counted(field, names), (mark, names, prompt)
+
+
+OFF = {"enable_thinking": False}
+
+
+@pytest.mark.parametrize(
+    ("row", "for_all", "thinks"),
+    [
+        ({}, {}, True),
+        ({"chat_template_kwargs": OFF}, {}, False),
+        ({"chat_template_kwargs": json.dumps(OFF)}, {}, False),
+        (OFF, {}, False),
+        ({}, OFF, False),
+        ({"chat_template_kwargs": {"enable_thinking": True}}, OFF, True),
+        ({"chat_template_kwargs": {"enable_thinking": None}}, OFF, False),  # a table's row without it
+    ],
+)
+def test_options_of_a_record_win_over_those_for_all(
+    row: dict[str, Any], for_all: dict[str, Any], thinks: bool, makers: Any
+) -> None:
+    made = copy.copy(makers("qwen3").template)
+    made.options = for_all
+    turns = [{"role": "user", "content": "two and two?"}, {"role": "assistant", "content": "four"}]
+    dialogue = conversation({"messages": turns, **row})
+    (rendered,) = made.render(dialogue)
+    ((start, end),) = rendered.answers
+    empty = "<think>\n\n</think>\n\n"
+    assert rendered.text[start:end] == f"{empty if thinks else ''}four<|im_end|>"
+    assert made.unread(dialogue, [rendered]) == []
+    maker = copy.copy(makers("qwen3"))
+    maker.__dict__["template"] = made
+    other = [{"role": "assistant", "content": "five"}]
+    prompt, _, rejected = maker._texts(preference({"prompt": turns[:1], "chosen": turns[1:], "rejected": other, **row}))
+    assert prompt.endswith(empty) is not thinks
+    assert rejected.endswith(f"{empty}five<|im_end|>\n")

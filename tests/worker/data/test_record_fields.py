@@ -14,9 +14,9 @@ from smtrain.cli.data_keys import renamed
 from smtrain.core.errors import ConfigError, DataError
 from smtrain.worker.data.manifest import DatasetManifest
 from smtrain.worker.data.read.record_fields import FIELDS, PAIRS, RecordField, field_table
-from smtrain.worker.data.tokenize.chat import GREETING
 from smtrain.worker.data.tokenize.dialogue import COLUMNS, NAMED, conversation
 from smtrain.worker.data.tokenize.turns import RecordFault
+from smtrain.worker.data.tokenize.unwritten import GREETING
 from tests.typed import typed as smtrain
 from tests.worker.data.chats import TEMPLATES, talk, tokenizer, write
 from tests.worker.data.quiet import prepare_sft

@@ -36,6 +36,7 @@ from smtrain.worker.data.read.unread import unread_sentence
 from smtrain.worker.data.tokenize.encoder import Encoder
 from smtrain.worker.data.tokenize.pairs import record_maker
 from smtrain.worker.data.tokenize.samples import RecordMaker
+from smtrain.worker.data.tokenize.unread_causes import cause_of
 
 
 def prepare_sft(
@@ -103,8 +104,16 @@ class _RecordPreparation(Preparation):
         counts = tally.findings.noted
         for what, count in counts.items():
             self.say(f"prepare: {count} {what}")
-        if unread := unread_sentence(tally.findings.unread):
-            self.say(f"prepare: {unread}; a field of another name than ours is read if data.columns names it")
+        unread = tally.findings.unread
+        dropped = {name: count for name, count in unread.items() if cause_of(name).by_template}
+        fields = {name: count for name, count in unread.items() if name not in dropped}
+        if sentence := unread_sentence(fields):
+            self.say(f"prepare: {sentence}; a field of another name than ours is read if data.columns names it")
+        if sentence := unread_sentence(dropped):
+            self.say(
+                f"prepare: {sentence}; the chat template leaves it out or changes it, so it is not learned as it is "
+                "(`smtrain check` names an option of the template that keeps it, if there is one)"
+            )
         samples, held_out, holdout = tally.documents, tally.held_out, tally.holdout
         if samples and not (holdout and held_out and not held_out.documents):
             return

@@ -9,16 +9,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from smtrain.core.errors import DataError, first_line
 from smtrain.worker.data.read.object_store import is_of_machine, unread
 from smtrain.worker.data.tokenize.dialogue import Dialogue
-from smtrain.worker.data.tokenize.template_options import template_variables, values_of
+from smtrain.worker.data.tokenize.template_options import ignored_options, template_variables, values_of
 from smtrain.worker.data.tokenize.turns import RecordFault, call_forms
 from smtrain.worker.data.tokenize.unwritten import (
+    GREETING,
     SEEN_ONLY,
     SPACE,
     Fate,
@@ -29,7 +30,6 @@ from smtrain.worker.data.tokenize.unwritten import (
     unwritten_in,
 )
 
-GREETING = "answers before the first question (not learned)"
 _MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
@@ -61,8 +61,10 @@ class ChatTemplate:
         self.source: str = template
         self.tokens = self._written_tokens()
         self._ends = tuple(self._tokenizer.get_added_vocab())
-        how = "its generation marks" if _MARKS.search(template) else "what each turn adds to its prompt"
+        how = "its generation marks" if has_marks(template) else "what each turn adds to its prompt"
         self.about = f"conversations in the tokenizer's chat template, answers found by {how}"
+        if self.options and (ignored := ignored_options(self.options, self.variables)):
+            self.about += f"; {ignored}"
         if "strftime_now" in template:
             self.about += "; it may write today's date, so another day's run may give other bytes"
 
@@ -257,7 +259,7 @@ class ChatTemplate:
 
     def _is_marked(self, c: Dialogue) -> bool:
         """Whether the template of this conversation marks answers; one for tools may differ from the default one."""
-        return bool(_MARKS.search(self._tokenizer.get_chat_template(tools=c.tools)))
+        return has_marks(self._tokenizer.get_chat_template(tools=c.tools))
 
     def _ended(self, text: str, start: int) -> Rendered:
         """An answer up to its end token; without one the end of text is added, or the model would never stop."""
@@ -266,6 +268,12 @@ class ChatTemplate:
             return Rendered(text, [(start, len(kept))])
         text = kept + (self._tokenizer.eos_token or "")
         return Rendered(text, [(start, len(text))])
+
+
+@cache
+def has_marks(template: str) -> bool:
+    """Whether a template marks answers."""
+    return _MARKS.search(template) is not None
 
 
 def _refusals() -> tuple[type[Exception], ...]:

@@ -37,7 +37,7 @@ from smtrain.worker.data.tokenize.turns import RecordFault, holds_other_turns
 from smtrain.worker.data.tokenize.unwritten import Rendered
 
 OTHER_TURNS = "answers with turns of a user or of tools in them, which are learned like the answer"
-_SPLIT = "conversations that became a sample for each answer"
+SPLIT = "conversations that became a sample for each answer"
 _CUT = "samples cut to seq_len + 1 tokens"
 LONG = "samples longer than seq_len + 1 tokens"
 UNLEARNED = "conversations whose answers are all marked as not to be learned"
@@ -177,7 +177,7 @@ class SampleMaker(RecordMaker):
 
     def _samples(self, read: list[Any], counts: Counter[str]) -> Iterator[tuple[int, Any, list[Document]]]:
         for turns, texts in read:
-            counts[_SPLIT] += len(texts) > 1
+            counts[SPLIT] += len(texts) > 1
             counts[UNLEARNED] += not texts
             answers = (m.get("content") for m in turns if m["role"] == "assistant")
             counts[OTHER_TURNS] += any(holds_other_turns(answer) for answer in answers if answer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from smtrain.core.model.chat_options import RESERVED
@@ -44,6 +44,12 @@ def option_fields(options: Mapping[str, tuple[str, Any]]) -> set[str]:
 def values_of(options: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:
     """The options by name, as a template takes them."""
     return {name: value for name, (_, value) in options.items()}
+
+
+def ignored_options(options: Mapping[str, Any], variables: Collection[str]) -> str:
+    """A clause about options for all records that a template does not read; "" if it reads all."""
+    ignored = sorted(options.keys() - set(variables))
+    return f"the chat template does not read {', '.join(ignored)} of chat_template_kwargs" if ignored else ""
 
 
 def template_variables(source: str) -> frozenset[str]:

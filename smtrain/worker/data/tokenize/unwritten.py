@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from smtrain.worker.data.read.unread import holds_text
@@ -18,6 +18,7 @@ Fate = Literal["written", "respaced", "seen", "lost"]
 """Found as it is, found with other white space, found outside the answers only, or not found as a whole."""
 LABELS = ("id", "name", "tool_call_id")
 """Fields of a turn that name it or a call; nothing in them is learned."""
+GREETING = "answers before the first question (not learned)"
 SPACE = "white space of answers"
 SEEN_ONLY = "text of answers that is seen and not learned"
 _OPENED = 200
@@ -84,6 +85,7 @@ class Places:
     """The rendered texts of a conversation, as places in which texts are found; each place is found once."""
 
     def __init__(self, rendered: Sequence[Rendered], change: Callable[[str], str] = str) -> None:
+        self._change = change
         self._answers: list[tuple[str, str]] = []
         """What stands before an answer, and the answer."""
         self._rest: list[str] = []
@@ -97,11 +99,16 @@ class Places:
             answers = ((one.text[max(0, a - _OPENED) : a], one.text[a:b]) for a, b in one.answers)
             self._answers += ((change(before), change(answer)) for before, answer in answers)
 
-    def take(self, spelled: Sequence[str], text: TurnText) -> Literal["answer", "rest"] | None:
+    def take(self, text: TurnText) -> Literal["answer", "rest"] | None:
         """Find one of the spellings of a text, and use up its place."""
-        if any(self._take_answer(one, text.field == "content") for one in spelled):
-            return "answer"
-        return "rest" if any(map(self._take_rest, spelled)) else None
+        for one in map(self._change, _spelled(text.text)):
+            if text.learned and self._take_answer(one, text.field == "content"):
+                return "answer"
+            if not text.learned and (self._take_rest(one) or self._take_answer(one, False)):
+                return "rest"
+        if text.learned and any(map(self._take_rest, map(self._change, _spelled(text.text)))):
+            return "rest"
+        return None
 
     def _take_answer(self, text: str, opened: bool) -> bool:
         """Find a text in an answer; `opened`: its beginning may stand in the prompt, such as an opened <think>."""
@@ -131,14 +138,14 @@ def fates(texts: Sequence[TurnText], rendered: Sequence[Rendered]) -> list[Fate]
     """The fate of each text in what a template wrote."""
     order = sorted(range(len(texts)), key=lambda i: -len(texts[i].text))
     places = Places(rendered)
-    exact = {i: places.take(_spelled(texts[i].text), texts[i]) for i in order}
-    if all(place == "answer" or (place and not texts[i].learned) for i, place in exact.items()):
+    exact = {i: places.take(texts[i]) for i in order}
+    if all(place == ("answer" if texts[i].learned else "rest") for i, place in exact.items()):
         return ["written"] * len(texts)
     # Again from the start: a short text may have been found within a long one that has other white space.
     places = Places(rendered, _squeezed)
     found: list[Fate] = ["lost"] * len(texts)
     for i in order:
-        place = places.take([_squeezed(one) for one in _spelled(texts[i].text.strip())], texts[i])
+        place = places.take(replace(texts[i], text=texts[i].text.strip()))
         if place == "rest" and texts[i].learned:
             found[i] = "seen"
         elif place:
@@ -146,10 +153,15 @@ def fates(texts: Sequence[TurnText], rendered: Sequence[Rendered]) -> list[Fate]
     return found
 
 
-def _spelled(text: str) -> list[str]:
+def _spelled(text: str) -> Iterator[str]:
     """A text as a template may write it without loss: as it is, or as JSON, also as JSON in JSON."""
+    yield text
     once = json.dumps(text, ensure_ascii=False)[1:-1]
-    return list(dict.fromkeys([text, once, json.dumps(text)[1:-1], json.dumps(once, ensure_ascii=False)[1:-1]]))
+    if once != text:
+        yield once
+        yield json.dumps(once, ensure_ascii=False)[1:-1]
+    if not text.isascii():
+        yield json.dumps(text)[1:-1]
 
 
 def _squeezed(text: str) -> str:
