@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 import smtrain
 from smtrain.core.botocore_models import described
-from smtrain.stages import STAGES, stages_of
+from smtrain.core.config import JobConfig
+from smtrain.stages import STAGES, evaluate, generate, prepare, stages_of, train
 from tests.tiers import examples
 
 AWS: dict[str, Any] = {
@@ -107,6 +108,24 @@ def test_another_learning_rate_is_another_training_of_the_same_data(raw: dict[st
     assert one["CheckpointConfig"] == other["CheckpointConfig"]
     names = [request(raw, stage="prepare", train={"lr": lr})["TrainingJobName"] for lr in (1e-4, 3e-4)]
     assert names[0] == names[1]
+
+
+def test_options_of_the_template_name_the_jobs_that_use_them() -> None:
+    def keys(stage: Any, options: dict[str, Any], objective: str = "sft") -> dict[str, Any]:
+        raw: dict[str, Any] = {
+            "model": {"path": "/m", "chat_template_kwargs": options},
+            "train": {"objective": objective},
+        }
+        raw["evaluate"] = {"tasks": ["boolq"], "chat_template": True}
+        return dict(stage.keys(JobConfig.model_validate(raw)))
+
+    on = {"enable_thinking": False}
+    for stage in (prepare.STAGE, generate.STAGE, evaluate.STAGE):
+        assert "chat_template_kwargs" not in keys(stage, {})["model"]
+        assert keys(stage, on)["model"]["chat_template_kwargs"] == on
+        written = stage is evaluate.STAGE  # text that is prepared or continued has no template
+        assert ("chat_template_kwargs" in keys(stage, on, "pretrain")["model"]) is written
+    assert keys(train.STAGE, on) == keys(train.STAGE, {})
 
 
 def test_other_text_under_the_same_path_is_another_input(raw: dict[str, Any], text_folder: Any) -> None:

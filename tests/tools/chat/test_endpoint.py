@@ -102,12 +102,13 @@ def test_questions_and_answers_go_as_openais_messages(endpoint: Endpoint) -> Non
 
 
 def test_an_answer_that_is_left_early_is_kept(endpoint: Endpoint) -> None:
-    talk = smtrain.chat(endpoint="llama", temperature=0)
+    talk = smtrain.chat(endpoint="llama", temperature=0, chat_template_kwargs={"enable_thinking": False})
     answer = talk.stream("What is a list?")
     assert next(answer) == ("", "A li")
     answer.close()  # type: ignore[attr-defined]
     assert talk.messages[-1] == {"role": "assistant", "content": "A li"}
     assert "top_k" not in endpoint.asked[-1]
+    assert endpoint.asked[-1]["chat_template_kwargs"] == {"enable_thinking": False}
 
 
 def test_what_the_model_or_the_endpoint_refuses_is_a_sentence(endpoint: Endpoint) -> None:

@@ -148,7 +148,7 @@ class ChatTemplate:
     def _lost_field(
         self, c: Dialogue, name: str, found: list[tuple[TurnText, Fate]]
     ) -> Literal["", "parts of "] | None:
-        """How much of a field of turns the template leaves out: all, "parts of " it, or None.
+        """Find out if the template leaves out a field of turns: all of it, "parts of " it, or no part (None).
 
         Raises RecordFault for an answer that is only a call of a function.
         """

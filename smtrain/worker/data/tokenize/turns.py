@@ -32,7 +32,7 @@ _HEADINGS = re.compile(
     r"|<\|USER_TOKEN\|>|<tool_response>|\[TOOL_RESULTS\]|<｜tool▁outputs▁begin｜>",
     re.MULTILINE,
 )
-"""How published templates and data sets head a turn of a user, or the result of a tool."""
+"""Headings of a user's turn or of a tool's result in published templates and data sets."""
 _SWITCHES, _REFUSED = turn_fields("decides"), turn_fields("refused")
 
 

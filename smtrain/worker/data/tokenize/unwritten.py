@@ -87,7 +87,7 @@ class Places:
     def __init__(self, rendered: Sequence[Rendered], change: Callable[[str], str] = str) -> None:
         self._change = change
         self._answers: list[tuple[str, str]] = []
-        """What stands before an answer, and the answer."""
+        """The text before an answer, and the answer."""
         self._rest: list[str] = []
         for one in reversed(rendered):  # the last text has most turns
             at = 0
@@ -169,7 +169,7 @@ def _squeezed(text: str) -> str:
 
 
 def unwritten_in(value: Any, texts: Sequence[str]) -> bool:
-    """Whether a name, a description or another string of functions or documents is in none of the texts."""
+    """Whether a name, a description or another string of functions or documents is missing in all texts."""
     items = value if isinstance(value, list) else [value]
     for item in items:
         whole = json.dumps(item, ensure_ascii=False)
