@@ -43,7 +43,7 @@ def asked(method: str, path: str, query: str = "", body: bytes = b"", service: s
         ("MalformedXML", ("POST", "/bucket", "delete", b"<Object><Key>k</Key></Object>" * 1001), {}),
     ],
 )
-def test_what_s3_refuses_is_refused(code: str, arguments: tuple[Any, ...], more: dict[str, str]) -> None:
+def test_what_s3_refuses_is_refused(code: str, arguments: tuple[Any, ...], more: dict[str, Any]) -> None:
     status, text = asked(*arguments, **more)
     assert (status, f"<Code>{code}</Code>" in text) == ("400 Fault", True)
 

@@ -156,7 +156,7 @@ READS_WEIGHTS = {
     ids=["tokenizer", "weights"],
 )
 def test_no_other_module_reads_one(words: tuple[str, ...], allowed: dict[str, set[str]]) -> None:
-    found = {}
+    found: dict[str, set[str]] = {}
     for path in sorted(ROOT.rglob("*.py")):
         source = path.read_text()
         if any(word in source for word in words):

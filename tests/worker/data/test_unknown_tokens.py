@@ -135,10 +135,9 @@ def test_of_records_only_the_one_with_such_a_token_is_bad(
 
 def test_a_token_behind_the_cut_does_no_harm(model: Path, tmp_path: Path) -> None:
     source = write(tmp_path / "a.jsonl", [{"messages": talk("what", f"{TEXT} {ADDED}")}])
-    options = {}
-    assert prepare_sft(source, tmp_path / "out", model, seq_len=20, **options).samples == 1
+    assert prepare_sft(source, tmp_path / "out", model, seq_len=20).samples == 1
     with pytest.raises(DataError, match=fault(model)):
-        prepare_sft(source, tmp_path / "out", model, seq_len=500, **options)
+        prepare_sft(source, tmp_path / "out", model, seq_len=500)
 
 
 @pytest.mark.parametrize("form", ["pair", "rows"])

@@ -15,7 +15,7 @@ from smtrain.cli.dispatch import call
 from smtrain.core.errors import DataError
 from smtrain.worker.evaluation import long as module
 from smtrain.worker.evaluation import report
-from smtrain.worker.evaluation.evaluate import draw, evaluate, save, shown
+from smtrain.worker.evaluation.evaluate import evaluate, save, shown
 from smtrain.worker.evaluation.harness import EvaluationRequest, Measured, Score
 from smtrain.worker.evaluation.long import DEPTHS, LongRequest, haystack_of, lengths_for, needle_text
 
@@ -97,7 +97,7 @@ def test_before_and_after_have_the_same_questions_and_a_picture(model: Path, tmp
     assert made["results"][0]["n"] == 2 * len(DEPTHS)
     save(made, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["evaluation.json"]
-    draw(made, tmp_path)
+    save(made, tmp_path, drawn=True)
     drawn = (tmp_path / "needle-after.svg").read_text()
     assert drawn.count("<rect") == 2 * len(DEPTHS)
     assert "100%" in drawn
