@@ -30,7 +30,7 @@ class TinyS3:
         self.objects: dict[str, bytes] = {}
         self.calls: Counter[str] = Counter()
         self.writes: Counter[str] = Counter()
-        """How often each key was written."""
+        """The number of writes of each key."""
         self.faults: Counter[tuple[str, str]] = Counter()
         self.fault: Callable[[str], str | None] = lambda operation: None
         self.page = page

@@ -79,7 +79,7 @@ def records(store: TinyS3) -> list[str]:
 
 
 def after(good: int, fault: str, operation: str = "", times: int = 1) -> Callable[[str], str | None]:
-    """So many faults after so many good calls of an operation, or of any."""
+    """Fail a number of calls of an operation, or of any, after a number of good ones."""
     calls = 0
 
     def decide(called: str) -> str | None:

@@ -134,7 +134,7 @@ class SharedPlace:
             return bytes(file.read())
 
     def fingerprint(self, name: str) -> dict[str, Any] | None:
-        """Size and SHA-256 of a file; None if there is none."""
+        """Size and SHA-256 of a file; None if it is missing."""
         whole, size = hashlib.sha256(), 0
         try:
             with self._opened(name) as file:
