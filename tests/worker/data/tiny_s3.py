@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import socket
 import threading
@@ -35,6 +36,7 @@ class TinyS3:
         self.fault: Callable[[str], str | None] = lambda operation: None
         self.page = page
         self._uploads: dict[str, dict[int, bytes]] = {}
+        self._numbers = itertools.count()
         self._lock = threading.Lock()
 
     def answer(self, method: str, key: str, query: dict[str, str], body: bytes, range_: str) -> tuple[int, bytes, str]:
@@ -42,11 +44,13 @@ class TinyS3:
         if method == "GET" and "list-type" in query:
             return 200, self._listing(query), ""
         if method == "POST" and "uploads" in query:
-            name = f"u{len(self._uploads)}"
+            name = f"u{next(self._numbers)}"
             self._uploads[name] = {}
             return 200, _xml("InitiateMultipartUploadResult", f"<UploadId>{name}</UploadId>"), ""
         if method == "PUT" and "partNumber" in query:
-            self._uploads[query["uploadId"]][int(query["partNumber"])] = body
+            if (parts := self._uploads.get(query["uploadId"])) is None:
+                return _error(404, "NoSuchUpload")
+            parts[int(query["partNumber"])] = body
             return 200, b"", ""
         if method == "POST" and "uploadId" in query:
             parts = self._uploads.pop(query["uploadId"], None)

@@ -63,7 +63,8 @@ _FIRST_WAIT, _LONGEST_WAIT = 0.25, 20.0
 
 def transient(error: Exception) -> bool:
     """True if the same call may succeed a little later."""
-    from botocore.exceptions import ClientError, HTTPClientError, SSLError
+    from boto3.exceptions import RetriesExceededError
+    from botocore.exceptions import ClientError, HTTPClientError, IncompleteReadError, SSLError
     from botocore.exceptions import ConnectionError as NoConnection
     from botocore.parsers import ResponseParserError
 
@@ -72,7 +73,9 @@ def transient(error: Exception) -> bool:
             return False  # waiting does not help: the user has to free some space
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         return error.response.get("Error", {}).get("Code") in _BUSY or status >= 500 or status == 429
-    return isinstance(error, HTTPClientError | NoConnection | ResponseParserError) and not isinstance(error, SSLError)
+    cut_off = IncompleteReadError | RetriesExceededError  # the body of an object, or its download in several tries
+    away = HTTPClientError | NoConnection | ResponseParserError | cut_off
+    return isinstance(error, away) and not isinstance(error, SSLError)
 
 
 class Patience:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from smtrain.core.facts.sagemaker import ENDED, LOG_GROUP
 from smtrain.core.near import nearest
 from smtrain.core.protocol.requests import stage_of
 from smtrain.core.protocol.uris import split_uri
+
+_TRIES = 4
 
 
 @dataclass(frozen=True)
@@ -144,15 +147,23 @@ class Target(Clients):
     def read(self, uri: str) -> bytes:
         from botocore.exceptions import ClientError
 
-        bucket, key = split_uri(uri)
         try:
-            body: bytes = self.s3.get_object(Bucket=bucket, Key=key)["Body"].read()
+            return self._body(*split_uri(uri))
         except ClientError as error:
             raise JobError(
                 f"{uri} cannot be read ({error.response['Error'].get('Code')}); allow s3:GetObject on it",
                 code="aws.refused",
             ) from None
-        return body
+
+    def _body(self, bucket: str, key: str) -> bytes:
+        """The content of an object; botocore repeats a call that fails, but not one whose content is cut off."""
+        from botocore.exceptions import IncompleteReadError, ResponseStreamingError
+
+        for _ in range(_TRIES):
+            with suppress(IncompleteReadError, ResponseStreamingError):
+                body: bytes = self.s3.get_object(Bucket=bucket, Key=key)["Body"].read()
+                return body
+        raise JobError(f"s3://{bucket}/{key} was cut off {_TRIES} times; check the network and the proxy")
 
     def fetch(self, bucket: str, key: str, path: Path) -> None:
         """Copy an object here, retrying for some minutes if the network is away."""
