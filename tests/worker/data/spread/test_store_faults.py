@@ -79,7 +79,7 @@ def records(store: TinyS3) -> list[str]:
 
 
 def after(good: int, fault: str, operation: str = "", times: int = 1) -> Callable[[str], str | None]:
-    """Fail a number of calls of an operation, or of any, after a number of good ones."""
+    """Fail `times` calls of an operation, or of any, after `good` ones."""
     calls = 0
 
     def decide(called: str) -> str | None:

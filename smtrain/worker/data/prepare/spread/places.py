@@ -134,7 +134,7 @@ class SharedPlace:
             return bytes(file.read())
 
     def fingerprint(self, name: str) -> dict[str, Any] | None:
-        """Size and SHA-256 of a file; None if it is missing."""
+        """Size and SHA-256 of a file; None if it does not exist."""
         whole, size = hashlib.sha256(), 0
         try:
             with self._opened(name) as file:
