@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 STREAMS = 8
+ATTEMPTS = 12
 SAY_S = 10.0
 
 
@@ -107,12 +108,13 @@ def main() -> None:
         try:
             import boto3
             from boto3.exceptions import Boto3Error
+            from botocore.config import Config
             from botocore.exceptions import BotoCoreError, ClientError
         except ImportError:
             raise SystemExit(f"{sys.executable} has no boto3, which inputs in S3 need; install smtrain[train] in the "
                              "nodes' Python (cluster.venv)") from None  # fmt: skip
         try:
-            client = boto3.client("s3")
+            client = boto3.client("s3", config=Config(retries={"mode": "standard", "total_max_attempts": ATTEMPTS}))
             folders = {uri: str(synced(client, uri, shared, say)) for uri in sorted(uris) if uri.startswith("s3://")}
         except (Boto3Error, BotoCoreError, ClientError) as error:
             raise SystemExit(
