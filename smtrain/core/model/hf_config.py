@@ -192,7 +192,7 @@ def _ropes(config: Mapping[str, Any], shape: ModelShape, positions: int) -> tupl
     if by_kind and not (isinstance(by_kind, Mapping) and all(isinstance(part, Mapping) for part in by_kind.values())):
         raise CheckpointError(
             f"config.json has rope_parameters = {by_kind!r}: {with_article(shape.family)} model has one set of "
-            f"settings for {FULL} and one for {SLIDING}"
+            f"settings for {FULL} and one for {SLIDING}; write one under each name, as the model's own config.json says"
         )
     thetas = {"rope_theta": config[key]} if key is not None and config.get(key) is not None else {}
     new = [{"rope_parameters": by_kind[kind]} if by_kind.get(kind) else None for kind in (FULL, SLIDING)]
