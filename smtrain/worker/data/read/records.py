@@ -152,7 +152,8 @@ def read_records(block: Block) -> Records:
         for batch in pa.ipc.open_stream(block.payload):
             for records.lines in range(1, len(batch) + 1):
                 try:
-                    records.rows.append((records.lines, batch.slice(records.lines - 1, 1).to_pylist()[0]))
+                    row = batch.slice(records.lines - 1, 1).to_pylist()[0]
+                    records.rows.append((records.lines, {name: _without_nulls(value) for name, value in row.items()}))
                 except UnicodeDecodeError:
                     records.bad.append(BadLine(block.file.name, records.lines, "bytes that are not UTF-8"))
         return records
@@ -165,3 +166,14 @@ def read_records(block: Block) -> Records:
         else:
             records.rows.append((records.lines, row))
     return records
+
+
+def _without_nulls(value: Any) -> Any:
+    """A cell of a table without the keys that are null in its objects.
+
+    All objects of a column have the keys of all rows, so a null is most often a key that the record did not have: an
+    argument of another function, for example, which a chat template would write.
+    """
+    if isinstance(value, dict):
+        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
+    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value

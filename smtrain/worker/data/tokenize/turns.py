@@ -120,7 +120,7 @@ def _switches(turn: dict[str, Any], number: int) -> dict[str, bool]:
 
 def _calls(calls: Any, number: int) -> list[Any]:
     """Calls of functions in the form of templates, from OpenAI's and LLaMA-Factory's; arguments are objects."""
-    listed = calls if isinstance(calls, list) else [calls]
+    listed = [_json(call, f"turn {number}: a call") for call in (calls if isinstance(calls, list) else [calls])]
     if not all(isinstance(call, dict) for call in listed):
         raise RecordFault(f"turn {number} calls a function and is no object with name and arguments")
     return [_call(call) for call in listed]
@@ -129,14 +129,20 @@ def _calls(calls: Any, number: int) -> list[Any]:
 def _call(call: dict[str, Any]) -> dict[str, Any]:
     if "function" not in call and "name" in call:
         call = {"type": "function", "function": call}
-    inner = call.get("function")
-    if not isinstance(inner, dict) or not isinstance(inner.get("arguments"), str):
-        return call
+    return _with_object(call, "arguments")
+
+
+def _with_object(outer: dict[str, Any], key: str) -> dict[str, Any]:
+    """A call or tool whose `function` has an object under `key`, also if it is written as JSON within JSON."""
+    inner = outer.get("function")
+    if not isinstance(inner, dict) or not isinstance(inner.get(key), str):
+        return outer
     try:
-        arguments = json.loads(inner["arguments"])
+        value = json.loads(inner[key])
+        value = json.loads(value) if isinstance(value, str) else value
     except (ValueError, RecursionError):
-        return call
-    return {**call, "function": {**inner, "arguments": arguments}} if isinstance(arguments, dict) else call
+        return outer
+    return {**outer, "function": {**inner, key: value}} if isinstance(value, dict) else outer
 
 
 def call_forms(messages: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
@@ -169,10 +175,11 @@ def read_tools(value: Any, name: str) -> list[Any] | None:
     listed = read_json(value, repr(name)) if value else None
     if not listed:
         return None
-    listed = listed if isinstance(listed, list) else [listed]
+    listed = [_json(tool, repr(name)) for tool in (listed if isinstance(listed, list) else [listed])]
     if not all(isinstance(tool, dict) for tool in listed):
         raise RecordFault(f"{name!r} is not a list of objects")
-    return [{"type": "function", "function": t} if "name" in t and "function" not in t else t for t in listed]
+    tools = [{"type": "function", "function": t} if "name" in t and "function" not in t else t for t in listed]
+    return [_with_object(tool, "parameters") for tool in tools]
 
 
 def read_json(value: Any, what: str) -> Any:
