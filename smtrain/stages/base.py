@@ -45,14 +45,18 @@ class Inputs(Protocol):
 
 @dataclass(frozen=True)
 class StageNeed:
-    """Resources of a stage on one CPU machine."""
+    """Resources of a stage on one machine."""
 
     memory: float
-    """Bytes."""
+    """Bytes; 0 for a stage on accelerators."""
     disk: float
     """Bytes; what a prepare stage writes depends on the text and is not included."""
     seconds: float
     """A rough figure, by the assumptions in core/facts/prices.toml."""
+    reads_text: bool = False
+    """Whether `seconds` leaves out the text that the stage reads."""
+    left_out: str = ""
+    """Other work that `seconds` leaves out, as a noun."""
 
 
 class JobStage:
@@ -92,7 +96,7 @@ class JobStage:
         raise NotImplementedError
 
     def resources(self, config: JobConfig, shape: ModelShape, assumed: Mapping[str, float]) -> StageNeed | None:
-        """Memory, disk and time on a CPU machine; None for a stage on accelerators.
+        """Memory, disk and time on one machine; None if there is no estimate, as of train, which the planner times.
 
         Weights are converted tensor by tensor, so a conversion holds a few of the largest at a time. `assumed` is the
         table of assumptions in core/facts/prices.toml.

@@ -7,7 +7,8 @@ from typing import Any
 
 from smtrain.core.config import JobConfig
 from smtrain.core.config.schema import TRACED_STEPS
-from smtrain.stages.base import Inputs, JobStage
+from smtrain.core.model.families import ModelShape
+from smtrain.stages.base import Inputs, JobStage, StageNeed
 from smtrain.stages.train import data_of, train_keys
 
 
@@ -35,6 +36,9 @@ class CompileStage(JobStage):
     def inputs(self, chain: Inputs) -> dict[str, str]:
         model = chain.model(self.name)
         return {"data": data_of(chain, self.name), "model": model}
+
+    def resources(self, config: JobConfig, shape: ModelShape, assumed: Mapping[str, float]) -> StageNeed:
+        return StageNeed(0.0, 0.0, 60 * assumed["compile_minutes"])
 
     def metrics(self, config: JobConfig, described: Mapping[str, Any] | None) -> tuple[str, ...]:
         return ("graphs", "compiled", "failed", "cached")

@@ -67,7 +67,7 @@ class PrepareStage(JobStage):
         return {"model": model} | {name: path for name, path in channels.items() if not path.startswith("hf://")}
 
     def resources(self, config: JobConfig, shape: ModelShape, assumed: Mapping[str, float]) -> StageNeed:
-        return StageNeed(PROCESS + 4 * GIB, 0.0, START_S)
+        return StageNeed(PROCESS + 4 * GIB, 0.0, START_S, reads_text=True)
 
     def machines(self, config: JobConfig) -> int:
         return config.data.machines

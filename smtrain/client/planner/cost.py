@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from math import ceil, exp, expm1, inf, isfinite, sqrt
 from pathlib import Path
@@ -17,7 +17,6 @@ from smtrain.core.facts import table
 from smtrain.core.facts.sagemaker import ELSEWHERE
 from smtrain.core.files import home_path
 from smtrain.core.near import nearest
-from smtrain.stages.base import START_S
 
 HOUR = 3600.0
 _OPTIONS = ("on_demand", "spot", "reserved")
@@ -159,6 +158,16 @@ def saving(
 
 
 @dataclass(frozen=True)
+class StageEstimate:
+    """A job of a run other than train: how long it takes on how many machines of a type."""
+
+    name: str
+    seconds: float
+    type: str
+    machines: int
+
+
+@dataclass(frozen=True)
 class Cost:
     """Dollars of a run by item, and the prices used. `total` is None if a price is missing."""
 
@@ -175,56 +184,31 @@ class Cost:
 
 def cost(
     work: Work, machine: Machine, steps: int, step_s: float, lost: Saving, *, spot: bool, keep_alive_s: float,
-    stages: dict[str, float], cpu_types: dict[str, str], region: str | None, prices: Prices,
-    together: Mapping[str, int] | None = None, attempt_s: float | None = None, first_step_s: float = 0.0,
+    stages: Sequence[StageEstimate], region: str | None, prices: Prices, attempt_s: float | None = None,
+    first_step_s: float = 0.0,
 ) -> Cost:  # fmt: skip
     """The cost of a run.
 
-    `stages` has the seconds of the other jobs: `compile` runs on one training instance, the others on one CPU instance
-    or on `together` of them, never on spot. `attempt_s` is how long one attempt may train under a cluster's time limit,
-    `first_step_s` how long all machines wait in the very first step for its graphs.
+    `stages` has the other jobs, which never run on spot. `attempt_s` is how long one attempt may train under a
+    cluster's time limit, `first_step_s` how long all machines wait in the very first step for its graphs.
     """
     a = prices.assumptions
     price = prices.find(machine.type, "spot" if spot else "on_demand", region)
-    full = prices.find(machine.type, "on_demand", region)
-    cpus = {stage: prices.find(kind, "on_demand", region) for stage, kind in cpu_types.items()}
+    rows = {stage.name: prices.find(stage.type, "on_demand", region) for stage in stages}
     train_s, start_s = steps * step_s * lost.stretch, a["startup_minutes"] * 60
     attempts = 1 if attempt_s is None or train_s == inf else max(1, ceil(train_s / max(attempt_s - start_s, step_s, 1)))
     hours = (train_s + attempts * start_s + first_step_s) / HOUR
-    used = tuple(dict.fromkeys(p for p in (price, full if stages.get("compile") else None, *cpus.values()) if p))
-    by_stage = {stage: seconds / HOUR for stage, seconds in stages.items()} | {"train": hours}
+    used = tuple(dict.fromkeys(p for p in (price, *rows.values()) if p))
+    by_stage = {stage.name: stage.seconds / HOUR for stage in stages} | {"train": hours}
     if price is None:
         return Cost({}, used, None, hours, attempts, by_stage)
     items = {"train": hours * machine.count * price.dollars_per_hour}
     if keep_alive_s:
         items["warm pool"] = keep_alive_s / HOUR * machine.count * price.dollars_per_hour
-    for stage, seconds in stages.items():
-        row = full if stage == "compile" else cpus.get(stage)
-        if row is not None:
-            items[stage] = seconds / HOUR * row.dollars_per_hour * (together or {}).get(stage, 1)
+    for stage in stages:
+        if (row := rows[stage.name]) is not None:
+            items[stage.name] = stage.seconds / HOUR * row.dollars_per_hour * stage.machines
     return Cost(items, used, sum(items.values()), hours, attempts, by_stage)
-
-
-def stage_seconds(
-    work: Work, a: dict[str, float], *, text_bytes: float | None, accelerated: bool, generated: float | None = None,
-    fetched: float | None = None, machines: int = 1, refining: float = 0.0,
-) -> dict[str, float]:  # fmt: skip
-    """Seconds of the stages around train, by the assumptions in core/facts/prices.toml.
-
-    They move the model's bytes, or the text's: `machines` tokenize it together, after `refining` seconds per byte on
-    one machine. `fetched`: seconds of stage fetch, if the model comes from a hub.
-    """
-    moved = work.parameters * work.width / (a["s3_gb_per_s"] * 1e9)
-    out = {"convert": START_S + 2 * moved, "export": START_S + 2 * moved}
-    if fetched is not None:
-        out["fetch"] = fetched
-    if generated is not None:
-        out["generate"] = generated
-    if text_bytes is not None:
-        out["prepare"] = START_S + text_bytes / machines * (1 / (a["tokenize_mb_per_s"] * 1e6) + refining)
-    if accelerated:
-        out["compile"] = a["compile_minutes"] * 60
-    return out
 
 
 def own_prices() -> Path | None:

@@ -11,19 +11,20 @@ from typing import Any, Literal
 
 from smtrain.client.planner import reference_pass, settle
 from smtrain.client.planner.calibration import Correction, Near, best_published, correction, nearest, width_of
-from smtrain.client.planner.cost import HOUR, Cost, Price, Prices, Saving, cost, own_prices, saving, stage_seconds
+from smtrain.client.planner.cost import HOUR, Cost, Price, Prices, Saving, cost, own_prices, saving
 from smtrain.client.planner.custom_machines import machine_of, machines_known, own_price_rows
 from smtrain.client.planner.gpu_options import GpuOptions
 from smtrain.client.planner.kernels import kernels_of
 from smtrain.client.planner.machines import GIB, Machine, Mesh, Work, is_planned
 from smtrain.client.planner.measured import basis
 from smtrain.client.planner.memory import CoreMemory, HostMemory, checkpoint_bytes, host_memory, worst_core
-from smtrain.client.planner.preparing import preparing_warnings, refining_seconds
+from smtrain.client.planner.preparing import preparing_warnings
 from smtrain.client.planner.resolve import subject
 from smtrain.client.planner.resolve_mesh import accepted, fit_faults
 from smtrain.client.planner.result import Choice, Plan
 from smtrain.client.planner.search import Candidate, doubts, search
-from smtrain.client.planner.stages import machine_for, need
+from smtrain.client.planner.stage_estimates import StageEstimates
+from smtrain.client.planner.stages import machine_for
 from smtrain.client.planner.this_machine import is_here, plan_here
 from smtrain.client.planner.throughput import StepTime, ramp_share, step_time
 from smtrain.client.planner.warnings import (
@@ -40,9 +41,8 @@ from smtrain.core.config.load import Source
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts.engines import EngineName, engine_fault, engine_of, sagemaker_lack
 from smtrain.core.facts.sagemaker import TargetName
-from smtrain.core.protocol.uris import HUBS
 from smtrain.core.public import public
-from smtrain.stages import stage_named
+from smtrain.stages import stages_of
 
 RankBy = Literal["time", "cost"]
 _SHOWN = 5
@@ -321,6 +321,7 @@ def _plan(
     made = _estimate(config, work, machine, mesh, corrected)
     step, core, host, steps = made.step, made.core, made.host, config.train.steps
     spent = lost = None
+    stages = StageEstimates.of(config, machine, prices)
     if step and steps:
         mean = step.total * ramp_share(work, machine, mesh, config.train.batches())
         lost = _saving(config, work, machine, mean, prices)
@@ -341,6 +342,7 @@ def _plan(
     warnings += image_warnings(config) + about_model(config) + corrected.said(machine)
     warnings += preparing_warnings(config, _preparing(config), text_bytes(config), prices.assumptions)
     warnings += _calibration_warnings(config, work, machine, mesh, made, prices)
+    warnings += _stage_warnings(stages, prices, config.compute.region) if spent and spent.total is not None else []
     warnings += _price_warnings(config, machine, used, known=hourly is not None)
     warnings += _optimism(work, machine, made, speed)
     billed = config.train.samples * work.seq_len / 1e6
@@ -366,6 +368,7 @@ def _plan(
         dollars=spent.total if spent else None,
         dollars_by_item=spent.items if spent else {},
         hours_by_stage=spent.hours if spent and config.target == "aws" else {},
+        unestimated=stages.unknown,
         dollars_per_million_tokens=spent.total / billed if spent and spent.total is not None and billed else None,
         tokens_per_dollar=speed.tokens * HOUR / (hourly.dollars_per_hour * machine.count)
         if speed.tokens and hourly
@@ -424,6 +427,13 @@ def _calibration_warnings(
     return warnings
 
 
+def _stage_warnings(stages: StageEstimates, prices: Prices, region: str | None) -> list[str]:
+    """Name what the time and the cost of the stages leave out."""
+    said = [f"{name}: its time leaves out {part}, of which nothing is known" for name, part in stages.left_out.items()]
+    missing = [stage for stage in stages.known if prices.find(stage.type, "on_demand", region) is None]
+    return said + [f"{one.name}: {_no_price(one.type, 'on_demand')}, so the cost leaves it out" for one in missing]
+
+
 def _price_warnings(config: JobConfig, machine: Machine, used: Sequence[Price], *, known: bool) -> list[str]:
     """Name the prices that are guesses, and the one that is missing."""
     guesses = [f"price: {price}" for price in used if price.guess]
@@ -452,37 +462,22 @@ def _saving(config: JobConfig, work: Work, machine: Machine, step_s: float, pric
 
 
 def _cost(config: JobConfig, work: Work, machine: Machine, steps: int, step_s: float, prices: Prices) -> Cost:
-    stages = {}
-    compiled = machine.neuron and _engine(config, machine) == "nxd"
-    if steps:
-        written = need(config, "generate", described_of(config), prices.assumptions)
-        fetched = need(config, "fetch", described_of(config), prices.assumptions)
-        stages = stage_seconds(
-            work, prices.assumptions, text_bytes=text_bytes(config), accelerated=compiled,
-            generated=written.seconds if written else None,
-            fetched=fetched.seconds if fetched and config.model.path.startswith(HUBS) else None,
-            machines=config.data.machines,
-            refining=sum(refining_seconds(config.data, _preparing(config), prices.assumptions).values()),
-        )  # fmt: skip
     lost = _saving(config, work, machine, step_s, prices) if steps else Saving(0, 0, 0, 0, 1)
-    cpu_types: dict[str, str] = {
-        stage: machine_for(config, stage, described_of(config))
-        for stage in stages
-        if not stage_named(stage).accelerated
-    }
     return cost(
         work, machine, steps, step_s, lost, spot=config.compute.spot, keep_alive_s=config.compute.keep_alive,
-        stages=stages, cpu_types=cpu_types, region=config.compute.region, prices=prices, attempt_s=_attempt_s(config),
-        together={"prepare": config.data.machines},
+        stages=StageEstimates.of(config, machine, prices).known if steps else (), region=config.compute.region,
+        prices=prices, attempt_s=_attempt_s(config),
         first_step_s=_first_step_s(config, machine, prices)
         + reference_pass.seconds(config, work, Mesh.of_config(config), step_s),
     )  # fmt: skip
 
 
 def _first_step_s(config: JobConfig, machine: Machine, prices: Prices) -> float:
-    """Time that TorchNeuron compiles in the very first step; engine nxd has a stage for it."""
-    compiles = _engine(config, machine) == "native" and machine.neuron
-    return 60 * prices.assumptions["first_step_minutes"] if compiles else 0.0
+    """Time that all machines compile in the very first step, if no stage of the run does it before."""
+    if not machine.neuron or "compile" in stages_of(config, config.target):
+        return 0.0
+    native = _engine(config, machine) == "native"
+    return 60 * prices.assumptions["first_step_minutes" if native else "compile_minutes"]
 
 
 def _preparing(config: JobConfig) -> str:

@@ -31,9 +31,9 @@ def refining_seconds(data: Data, kind: str, assumptions: Mapping[str, float] | N
     return {key: seconds / 1e6 / vcpus(kind) for key, seconds in each.items() if seconds}
 
 
-def reading_seconds(config: JobConfig, kind: str, size: float) -> float:
+def reading_seconds(config: JobConfig, kind: str, size: float, assumptions: Mapping[str, float] | None = None) -> float:
     """Seconds from the first byte of text to the last token."""
-    a = table("prices")["assumptions"]
+    a = assumptions or table("prices")["assumptions"]
     each = 1 / (a["tokenize_mb_per_s"] * 1e6) + sum(refining_seconds(config.data, kind, a).values())
     return float(each * size / config.data.machines)
 

@@ -74,6 +74,8 @@ class Plan:
     """The disk of a run on this machine: `needed` below $SMTRAIN_HOME, and `free` there."""
     hours_by_stage: dict[str, float] = field(default_factory=dict)
     """Hours of each stage of a run on AWS; stages run one after the other."""
+    unestimated: dict[str, str] = field(default_factory=dict)
+    """Stages of the run whose time and cost are not planned, and the reasons."""
     active_parameters: int | None = None
     """Parameters that a token meets; None if it meets all, as without experts."""
     by_own_run: bool = False
@@ -146,6 +148,9 @@ def summary(plan: Plan) -> str:
         lines += [f"            {price}" for price in plan.prices]
     if plan.fits and len(plan.hours_by_stage) > 1:
         lines.append(_total(plan))
+    for reason in dict.fromkeys(plan.unestimated.values()) if plan.fits else ():
+        stages = ", ".join(stage for stage, why in plan.unestimated.items() if why == reason)
+        lines.append(f"not planned {stages}: {reason}")
     if plan.fits and plan.save and plan.save_interval_steps:
         lines.append(f"saving      takes {plan.save.save_s:.0f} s; every {plan.save_interval_steps} steps loses least")
     if plan.choices:

@@ -24,6 +24,7 @@ from smtrain.core.errors import ConfigError
 from smtrain.core.facts import instance
 from smtrain.core.files import home_path
 from smtrain.core.machine import cores_here, gpus_here, memory_here, name_here
+from smtrain.stages import stages_of
 
 PROCESS = 0.35 * GIB
 """Memory of a training process before anything is loaded: 317 MiB were resident after importing
@@ -146,6 +147,10 @@ def plan_here(config: JobConfig, measured: float | None = None, *, measure: bool
         dollars_by_item={}, dollars_per_million_tokens=None, tokens_per_dollar=None, prices=(), save=None,
         save_interval_steps=None, checkpoint_gib=checkpoint_bytes(work) / GIB, choices=(),
         disk_gib={"needed": needed / GIB, "free": room / GIB}, here=True,
+        unestimated=dict.fromkeys(
+            (stage for stage in stages_of(config, config.target) if stage != "train"),
+            "only training is measured on this machine",
+        ),
     )  # fmt: skip
 
 

@@ -45,7 +45,7 @@ def test_a_plan_says_everything_and_needs_neither_network_nor_home(empty_home: P
     parts = sum(v for k, v in plan.memory_gib.items() if k not in ("total", "available"))
     assert parts == pytest.approx(plan.memory_gib["total"], abs=0.01)
     assert plan.dollars == pytest.approx(sum(plan.dollars_by_item.values()))
-    assert {"train", "compile", "convert", "export"} <= set(plan.dollars_by_item)
+    assert {"train", "convert", "export"} <= set(plan.dollars_by_item)
     assert plan.tokens_per_s is not None
     assert plan.tokens_per_dollar == pytest.approx(plan.tokens_per_s * 3600 / (32 * 24.73))
     assert all(p.date and p.source for p in plan.prices)
