@@ -120,7 +120,7 @@ def _switches(turn: dict[str, Any], number: int) -> dict[str, bool]:
 
 def _calls(calls: Any, number: int) -> list[Any]:
     """Calls of functions in the form of templates, from OpenAI's and LLaMA-Factory's; arguments are objects."""
-    listed = [_json(call, f"turn {number}: a call") for call in (calls if isinstance(calls, list) else [calls])]
+    listed = [read_json(call, f"turn {number}: a call") for call in (calls if isinstance(calls, list) else [calls])]
     if not all(isinstance(call, dict) for call in listed):
         raise RecordFault(f"turn {number} calls a function and is no object with name and arguments")
     return [_call(call) for call in listed]
@@ -175,7 +175,7 @@ def read_tools(value: Any, name: str) -> list[Any] | None:
     listed = read_json(value, repr(name)) if value else None
     if not listed:
         return None
-    listed = [_json(tool, repr(name)) for tool in (listed if isinstance(listed, list) else [listed])]
+    listed = [read_json(tool, repr(name)) for tool in (listed if isinstance(listed, list) else [listed])]
     if not all(isinstance(tool, dict) for tool in listed):
         raise RecordFault(f"{name!r} is not a list of objects")
     tools = [{"type": "function", "function": t} if "name" in t and "function" not in t else t for t in listed]
