@@ -15,13 +15,13 @@ TYPE_CHECKING = False  # importing typing would cost more than all the rest of t
 if TYPE_CHECKING:
     from smtrain.client.jobs.job import Job
     from smtrain.client.launch.estimator import estimator
-    from smtrain.client.launch.launch import launch, request
-    from smtrain.client.launch.pipeline import pipeline
-    from smtrain.client.launch.run import Run
     from smtrain.client.planner.plan import plan
     from smtrain.client.planner.resolve import load_config
     from smtrain.client.planner.result import Plan
     from smtrain.client.preflight import Finding, Report
+    from smtrain.client.runs.launch import launch, request
+    from smtrain.client.runs.pipeline import pipeline
+    from smtrain.client.runs.run import Run
     from smtrain.core.config import JobConfig
     from smtrain.core.errors import CheckpointError, ConfigError, DataError, JobError, LocalError, SmtrainError
     from smtrain.tools.chat.chat import chat
@@ -62,13 +62,13 @@ _HOME = {
     "JobError": "smtrain.core.errors",
     "LocalError": "smtrain.core.errors",
     "Job": "smtrain.client.jobs.job",
-    "Run": "smtrain.client.launch.run",
-    "launch": "smtrain.client.launch.launch",
-    "request": "smtrain.client.launch.launch",
+    "Run": "smtrain.client.runs.run",
+    "launch": "smtrain.client.runs.launch",
+    "request": "smtrain.client.runs.launch",
     "run": "smtrain.tools.run",
     "Plan": "smtrain.client.planner.result",
     "plan": "smtrain.client.planner.plan",
-    "pipeline": "smtrain.client.launch.pipeline",
+    "pipeline": "smtrain.client.runs.pipeline",
     "estimator": "smtrain.client.launch.estimator",
     "tune": "smtrain.tools.tune.tune",
     "Tuning": "smtrain.tools.tune.trials",

@@ -39,10 +39,10 @@ def set_keys(
 
     Nothing is written if a key is unknown or its value is not valid.
     """
+    from smtrain.client.config.load import assigned, draft
+    from smtrain.client.config.write import with_value
+    from smtrain.client.config.yaml_file import read_settings
     from smtrain.client.planner.resolve import load_config
-    from smtrain.core.config.load import assigned, draft
-    from smtrain.core.config.write import with_value
-    from smtrain.core.config.yaml_file import read_settings
     from smtrain.core.errors import ConfigError
     from smtrain.core.files import only_writer, write_atomically
 

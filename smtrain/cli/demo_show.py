@@ -14,11 +14,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from smtrain.client.config.load import Source
 from smtrain.client.follow.curve import save_curve, sparkline
-from smtrain.client.launch.run import Run
 from smtrain.client.planner.resolve import load_config
+from smtrain.client.runs.run import Run
 from smtrain.core.config import JobConfig
-from smtrain.core.config.load import Source
 from smtrain.core.config.units import spell
 from smtrain.core.demo.inputs import HELP, materialise
 from smtrain.core.errors import JobError

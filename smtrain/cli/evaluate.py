@@ -129,7 +129,7 @@ def _long_request(
     names: tuple[str, ...], lengths: str | None, text: str | None, limit: int | None
 ) -> LongRequest | None:
     """The tasks for long texts. Raises `ConfigError` for what a config would refuse too."""
-    from smtrain.core.config.checks.data import long_faults
+    from smtrain.client.config.checks.data import long_faults
     from smtrain.worker.evaluation.long import LongRequest
 
     tokens = [part.strip() for part in (lengths or "").split(",") if part.strip()]

@@ -38,8 +38,8 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Replace a file of that name.")] = False,
 ) -> None:
     """Write a commented config; asks for missing options: the model, the text, and the machines."""
+    from smtrain.client.config.sample import Machines, values
     from smtrain.client.launch.inputs import type_faults
-    from smtrain.core.config.sample import Machines, values
     from smtrain.core.errors import ConfigError
     from smtrain.core.files import only_writer, write_atomically
 
@@ -87,9 +87,9 @@ def _written(content: dict[str, Any], file: Path, *, open_keys: bool) -> tuple[J
 
     Raises `ConfigError` for a config that cannot run, before anything is written.
     """
+    from smtrain.client.config.sample import text_of
     from smtrain.client.planner.resolve_mesh import LORA_FITS
     from smtrain.client.planner.search import RANK
-    from smtrain.core.config.sample import text_of
     from smtrain.core.errors import ConfigError
 
     left_open = _OPEN if open_keys else {}
@@ -139,7 +139,7 @@ def _say_size(config: JobConfig, known: bool) -> None:
 
 def _known_to_fail(config: JobConfig, known: bool) -> Iterator[str]:
     """Known causes that would stop this config later, each with a remedy."""
-    from smtrain.core.config.checks.weights import gated_faults
+    from smtrain.client.config.checks.weights import gated_faults
     from smtrain.core.demo.inputs import SMOLLM2
     from smtrain.core.errors import ConfigError
     from smtrain.core.extras import missing, present

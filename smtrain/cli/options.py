@@ -105,8 +105,8 @@ class ConfigOptions:
 
     def load(self) -> JobConfig:
         """The checked config, tagged with the git commit of its folder."""
-        from smtrain.client.launch.launch import tagged
         from smtrain.client.planner.resolve import load_config
+        from smtrain.client.runs.launch import tagged
 
         return tagged(load_config(self.config, set_=self.keys(), target=self.target_name))
 

@@ -81,9 +81,9 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:  # fmt: skip
     """Show whether a run fits, its speed, how long it takes and what it costs; exit status 1 if it does not fit."""
+    from smtrain.client.config.load import draft
     from smtrain.client.planner.plan import plan as make
     from smtrain.client.planner.resolve import earlier_of
-    from smtrain.core.config.load import draft
 
     if probe is not None:
         if configs:

@@ -15,7 +15,7 @@ from smtrain.core.errors import ConfigError
 from smtrain.core.text import say
 
 if TYPE_CHECKING:
-    from smtrain.client.launch.run import Run
+    from smtrain.client.runs.run import Run
 
 app = options.app()
 
@@ -70,8 +70,8 @@ def _series(
     start: options.StartOptions, more: list[str], download: str | None, *, overwrite: bool, wait: bool | None
 ) -> None:
     """Run several configs in order; `start` has the first one, and the options of all."""
-    from smtrain.client.launch import series
-    from smtrain.client.launch.launch import look_first, tagged
+    from smtrain.client.runs import series
+    from smtrain.client.runs.launch import look_first, tagged
     from smtrain.stages import stages_of
     from smtrain.tools.run import run as run_all
 

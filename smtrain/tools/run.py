@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from smtrain.client.launch import launch
-from smtrain.client.launch.launch import run as run
 from smtrain.client.launch.stages import Chain
+from smtrain.client.runs import launch
+from smtrain.client.runs.launch import run as run
 from smtrain.core.text import Say
 
 

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from smtrain.client.config.checks.weights import _read_config
 from smtrain.client.preflight.dataset import model_folder
 from smtrain.core import files
-from smtrain.core.config.checks.weights import _read_config
 from smtrain.core.errors import DataError, SmtrainError
 from smtrain.core.model.hf_tokenizer import vocab_in
 from smtrain.worker.checkpoint.manifest import Manifest

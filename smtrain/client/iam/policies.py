@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from smtrain.client.backends.choose import sagemaker, target_of
+from smtrain.client.config.load import Source
 from smtrain.client.iam.statements import (
     Arns,
     OtherCommands,
@@ -23,7 +24,6 @@ from smtrain.client.launch.image_pattern import is_pattern
 from smtrain.client.launch.stages import Chain
 from smtrain.client.planner.resolve import load_config
 from smtrain.core.config import JobConfig, Stage
-from smtrain.core.config.load import Source
 from smtrain.core.facts.images import EcrImage, ecr_image
 from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.protocol.owner import owner_uri

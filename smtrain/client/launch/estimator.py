@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from smtrain.client.backends.choose import sagemaker, target_of
+from smtrain.client.config.load import Source
 from smtrain.client.launch.inputs import upload_all
 from smtrain.client.launch.stages import Chain
 from smtrain.client.launch.wheels import travelling
@@ -13,7 +14,6 @@ from smtrain.client.planner.resolve import load_config
 from smtrain.client.sdk import build, installed
 from smtrain.core import text
 from smtrain.core.config import Stage
-from smtrain.core.config.load import Source
 from smtrain.core.errors import ConfigError
 from smtrain.core.extras import install
 from smtrain.core.facts.sagemaker import TargetName

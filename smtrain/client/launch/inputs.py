@@ -18,11 +18,11 @@ from smtrain.client.backends.sagemaker.calls import FULL
 from smtrain.client.backends.sagemaker.defaults import sagemaker_defaults, with_defaults
 from smtrain.client.backends.sagemaker.s3 import has_content, listed, send
 from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.config.checks.local_data import local_data_faults
+from smtrain.client.config.checks.weights import gated_faults, shape_faults
 from smtrain.client.jobs.parents import parent_on
 from smtrain.core.botocore_models import described
 from smtrain.core.config import JobConfig
-from smtrain.core.config.checks.local_data import local_data_faults
-from smtrain.core.config.checks.weights import gated_faults, shape_faults
 from smtrain.core.config.schema import other_inputs
 from smtrain.core.config.textfiles import matches
 from smtrain.core.config.training import Train

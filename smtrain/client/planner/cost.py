@@ -8,10 +8,10 @@ from math import ceil, exp, expm1, inf, isfinite, sqrt
 from pathlib import Path
 from typing import Any
 
+from smtrain.client.config.yaml_file import read_toml
 from smtrain.client.planner.machines import Machine, Work
 from smtrain.client.planner.memory import checkpoint_bytes
 from smtrain.core.config.error_messages import unknown_key
-from smtrain.core.config.yaml_file import read_toml
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts import table
 from smtrain.core.facts.sagemaker import ELSEWHERE

@@ -8,12 +8,12 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from smtrain.client.config.yaml_file import read_yaml
 from smtrain.client.planner.cost import Price
 from smtrain.client.planner.machines import Machine
 from smtrain.core.config import JobConfig
 from smtrain.core.config.compute import MachineEntry, MachineName
 from smtrain.core.config.error_messages import key_of, sentence_of
-from smtrain.core.config.yaml_file import read_yaml
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts import instance
 from smtrain.core.facts.engines import lnc_of

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from smtrain.client.config.checks.machines import MESH_KEYS, mesh_fits
+from smtrain.client.config.checks.rule import Fault
+from smtrain.client.config.checks.train import machine_fault
 from smtrain.client.planner.machines import Machine, Mesh
 from smtrain.client.planner.routable import broken_group
 from smtrain.client.planner.search import refusals
 from smtrain.client.planner.workload import shape_of, work_of
-from smtrain.core.config.checks.machines import MESH_KEYS, mesh_fits
-from smtrain.core.config.checks.rule import Fault
-from smtrain.core.config.checks.train import machine_fault
 from smtrain.core.config.schema import JobConfig
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts.engines import sagemaker_lack

@@ -9,6 +9,7 @@ from math import exp, inf
 from pathlib import Path
 from typing import Any, Literal
 
+from smtrain.client.config.load import Source
 from smtrain.client.planner import reference_pass, settle
 from smtrain.client.planner.calibration import Correction, Near, best_published, correction, nearest, width_of
 from smtrain.client.planner.cost import HOUR, Cost, Price, Prices, Saving, cost, own_prices, saving
@@ -37,7 +38,6 @@ from smtrain.client.planner.warnings import (
 from smtrain.client.planner.what_if import Limits, Way, dollars, larger_batch
 from smtrain.client.planner.workload import about_model, described_of, model_name, shape_of, text_bytes, work_of
 from smtrain.core.config import JobConfig
-from smtrain.core.config.load import Source
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts.engines import EngineName, engine_fault, engine_of, sagemaker_lack
 from smtrain.core.facts.sagemaker import TargetName

@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
+from smtrain.client.config.checks.local_data import local_data_faults
+from smtrain.client.config.checks.weights import reference_faults, shape_faults
+from smtrain.client.config.load import Draft, Source, draft, faults_of
 from smtrain.client.planner.fallback import fallback_faults
 from smtrain.client.planner.machines import named_config, named_shape
 from smtrain.client.planner.resolve_mesh import NO_MESH, with_engine, with_processes, with_sizes
@@ -15,9 +18,6 @@ from smtrain.client.planner.routable import torus_faults
 from smtrain.client.planner.this_machine import is_here
 from smtrain.client.planner.workload import described_of, shape_of
 from smtrain.core.config import JobConfig
-from smtrain.core.config.checks.local_data import local_data_faults
-from smtrain.core.config.checks.weights import reference_faults, shape_faults
-from smtrain.core.config.load import Draft, Source, draft, faults_of
 from smtrain.core.config.secrets import hide
 from smtrain.core.config.training import RopeSection
 from smtrain.core.errors import ConfigError, JobError, reworded

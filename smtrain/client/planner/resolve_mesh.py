@@ -91,7 +91,7 @@ def _sizes(config: JobConfig, *, auto: bool) -> JobConfig:
             return _planned(config, pinned=auto)
     parallel, sequence = config.parallel, "sequence_parallel"
     if sequence not in parallel.model_fields_set and config.train.engine == "nxd" and parallel.tp > 1:
-        # NxD's gradients are wrong without it in bf16 (core/config/checks/train.py).
+        # NxD's gradients are wrong without it in bf16 (client/config/checks/train.py).
         config = _with(config, parallel={sequence: config.train.precision == "bf16"})
     if "global_batch_size" not in train:
         config = _with(config, train={"global_batch_size": _batch_of(config)})
@@ -128,7 +128,7 @@ def _fastest(config: JobConfig) -> Candidate | None:
 
 def accepted(config: JobConfig, machine: Machine, mesh: Mesh, engine: EngineName | None = None) -> bool:
     """Whether a config with this mesh passes the engine's checks, so that a proposal can be used as it is."""
-    from smtrain.core.config.checks.train import engine_faults
+    from smtrain.client.config.checks.train import engine_faults
 
     ramp, each = config.train.batch_ramp, mesh.dp * mesh.micro_batch
     if ramp is not None and (ramp.start % each or ramp.increment % each):

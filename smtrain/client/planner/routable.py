@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import gcd
 
+from smtrain.client.config.checks.machines import MESH_KEYS, mesh_fits
+from smtrain.client.config.checks.mesh import unconnected_group
+from smtrain.client.config.checks.rule import Fault
 from smtrain.client.planner.resolve_mesh import with_sizes
 from smtrain.client.planner.workload import shape_of
-from smtrain.core.config.checks.machines import MESH_KEYS, mesh_fits
-from smtrain.core.config.checks.mesh import unconnected_group
-from smtrain.core.config.checks.rule import Fault
 from smtrain.core.config.schema import JobConfig
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts.trainium2 import SIDE, Group, instead, torus_chip, torus_sentence, untiled

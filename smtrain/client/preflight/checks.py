@@ -9,6 +9,7 @@ from typing import Any
 
 from smtrain.client.backends.base import JobPlace
 from smtrain.client.backends.choose import target_of
+from smtrain.client.config.load import Source
 from smtrain.client.iam.statements import OtherCommands
 from smtrain.client.launch.stages import Chain
 from smtrain.client.planner.resolve import load_config
@@ -32,7 +33,6 @@ from smtrain.client.preflight import (  # fmt: skip
 from smtrain.client.preflight.context import Check, Context, Unplanned, Unreached, Unread
 from smtrain.client.preflight.findings import Finding, Report
 from smtrain.core.config import JobConfig, Stage
-from smtrain.core.config.load import Source
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.model.hf_folder import folder_of

@@ -21,12 +21,12 @@ from smtrain.client.backends.slurm.script import (
     node_options,
     on_cpus,
 )
+from smtrain.client.config.checks.machines import least_time
+from smtrain.client.config.slurm_options import options_of
 from smtrain.client.launch.stages import Chain
 from smtrain.client.preflight.findings import Finding
 from smtrain.core.config import JobConfig, Stage
-from smtrain.core.config.checks.machines import least_time
 from smtrain.core.config.schema import inputs_of
-from smtrain.core.config.slurm_options import options_of
 from smtrain.core.config.units import spell
 from smtrain.core.extras import MODULES
 from smtrain.core.facts import instance, table

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from smtrain.client.backends.choose import pai_dlc
 from smtrain.client.backends.pai.cloud import CloudError
 from smtrain.client.backends.pai.place import PaiPlace
+from smtrain.client.config.checks.weights import shape_faults
 from smtrain.client.launch.stages import Chain
 from smtrain.client.preflight.findings import Finding
 from smtrain.core.config import Stage
-from smtrain.core.config.checks.weights import shape_faults
 from smtrain.core.config.pai import OSS
 from smtrain.core.config.schema import inputs_of
 from smtrain.core.near import nearest

@@ -11,17 +11,17 @@ from typing import Any
 import yaml
 
 from smtrain.client.backends.choose import sagemaker, target_of
+from smtrain.client.config.load import Source
 from smtrain.client.launch.inputs import upload_all
-from smtrain.client.launch.launch import launch
 from smtrain.client.launch.stages import Chain
 from smtrain.client.launch.wheels import travelling
 from smtrain.client.planner.cost import HOUR, Prices, own_prices
 from smtrain.client.planner.plan import plan
 from smtrain.client.planner.resolve import load_config
 from smtrain.client.preflight.checks import before
+from smtrain.client.runs.launch import launch
 from smtrain.core import text
 from smtrain.core.config import JobConfig, Stage
-from smtrain.core.config.load import Source
 from smtrain.core.config.schema import digest
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.facts.sagemaker import ELSEWHERE, TargetName

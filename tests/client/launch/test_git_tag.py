@@ -13,8 +13,8 @@ import yaml
 
 import smtrain
 from smtrain.client.backends.choose import target_of
-from smtrain.client.launch.launch import tagged
 from smtrain.client.launch.stages import Chain
+from smtrain.client.runs.launch import tagged
 from smtrain.core.git import TAG, committed
 from smtrain.stages import keys_of
 from tests.cli.test_cli import smtrain as command

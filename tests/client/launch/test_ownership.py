@@ -20,8 +20,8 @@ from smtrain.client.backends.sagemaker.target import Target
 from smtrain.client.jobs.listing import jobs_of
 from smtrain.client.jobs.results import download
 from smtrain.client.launch.inputs import upload_all
-from smtrain.client.launch.run import StageResult
 from smtrain.client.launch.stages import Chain
+from smtrain.client.runs.run import StageResult
 from smtrain.core.errors import JobError
 from smtrain.core.facts.sagemaker import ENDED
 from smtrain.core.protocol import owner as ownership

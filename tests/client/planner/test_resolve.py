@@ -9,9 +9,9 @@ import pytest
 
 import smtrain
 from smtrain import cli
+from smtrain.client.config.load import draft
 from smtrain.client.planner import resolve
 from smtrain.client.planner.resolve import load_config, with_tags
-from smtrain.core.config.load import draft
 from smtrain.core.errors import ConfigError
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"

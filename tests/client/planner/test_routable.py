@@ -11,13 +11,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import smtrain
+from smtrain.client.config.sample import Machines, values
 from smtrain.client.launch.inputs import type_faults
 from smtrain.client.planner.custom_machines import machine_of
 from smtrain.client.planner.machines import GIB, Machine, Work
 from smtrain.client.planner.resolve import load_config
 from smtrain.client.planner.routable import broken_group
 from smtrain.client.planner.search import search
-from smtrain.core.config.sample import Machines, values
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts import table
 from smtrain.core.facts.names import instance_meant

@@ -1,7 +1,7 @@
 """Faults that `check` finds in an account: each way out that the remedy names ends that check without a fault.
 
-The remedies of the config's own checks are followed in tests/core/config/test_remedies_followed.py. A way is a part of
-the remedy, and what it changes: the config, the answers of AWS, or the objects in S3.
+The remedies of the config's own checks are followed in tests/client/config/test_remedies_followed.py. A way is a part
+of the remedy, and what it changes: the config, the answers of AWS, or the objects in S3.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from smtrain.client.launch.stages import Chain
 from smtrain.client.planner.resolve import load_config
 from smtrain.client.preflight.checks import CHECKS, look
 from smtrain.stages import stages_of
+from tests.client.config.followed import OUT, WEIGHTS, Desk
 from tests.client.preflight import test_check as checked
 from tests.client.preflight.account import Account, Answer
 from tests.client.preflight.test_check import MANIFEST, aws, bucket, put, quota, role  # noqa: F401 - two are fixtures
-from tests.core.config.followed import OUT, WEIGHTS, Desk
 
 MLFLOW = "arn:aws:sagemaker:us-east-1:123456789012:mlflow-tracking-server/t"
 APP = "arn:aws:sagemaker:us-east-1:123456789012:mlflow-app/app-1"

@@ -10,9 +10,9 @@ import pytest
 
 import smtrain
 from smtrain import JobConfig
+from smtrain.client.config.sample import Machines, values
 from smtrain.client.iam.policies import policies
 from smtrain.core.config.annotations import section_in
-from smtrain.core.config.sample import Machines, values
 from smtrain.core.config.section import Section
 from smtrain.core.config.training import Model
 from smtrain.core.errors import ConfigError

@@ -19,7 +19,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from smtrain.core.config.checks.pai import REQUEST_BYTES
+from smtrain.client.config.checks.pai import REQUEST_BYTES
 from smtrain.core.config.pai import INPUTS, OSS, Pai, PaiMount, PaiResources
 from smtrain.core.errors import ConfigError
 from smtrain.core.text import shell_word

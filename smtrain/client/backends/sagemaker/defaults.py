@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.config.checks import secret_faults
 from smtrain.core.config import JobConfig
-from smtrain.core.config.checks import secret_faults
 from smtrain.core.config.secrets import hide
 from smtrain.core.errors import ConfigError
 from smtrain.core.protocol.uris import split_uri

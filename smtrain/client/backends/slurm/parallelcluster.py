@@ -11,9 +11,9 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from smtrain.client.backends.slurm.network import region_faults
+from smtrain.client.config.checks.machines import trainium2_instead
 from smtrain.client.planner.cost import Prices, own_prices
 from smtrain.core.config import JobConfig
-from smtrain.core.config.checks.machines import trainium2_instead
 from smtrain.core.config.schema import inputs_of
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts import instance

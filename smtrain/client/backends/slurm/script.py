@@ -29,8 +29,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from smtrain.client.backends.slurm.paths import container_options, path_of
+from smtrain.client.config.slurm_options import Exported, is_export, options_of
 from smtrain.core.config.cluster import Cluster
-from smtrain.core.config.slurm_options import Exported, is_export, options_of
 from smtrain.core.text import shell_word
 from smtrain.stages import stage_named
 

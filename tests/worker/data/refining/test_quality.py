@@ -123,7 +123,7 @@ def test_what_is_not_installed_or_not_text_is_told_before_anything_is_sent(
         config(filters=["c4"], format="megatron")
     with pytest.raises(ConfigError, match=r"data\.phone_region: has no effect unless data\.pii"):
         config(phone_region="US")
-    for places in ("smtrain.core.config.checks.data", "smtrain.worker.data.clean.cleaning"):
+    for places in ("smtrain.client.config.checks.data", "smtrain.worker.data.clean.cleaning"):
         monkeypatch.setattr(f"{places}.present", lambda name: False)
     with pytest.raises(ConfigError, match=r"data\.filters: this needs the package datatrove.*pip install"):
         config(filters=["c4"])

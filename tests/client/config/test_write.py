@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smtrain.cli.dispatch import call
-from smtrain.core.config.write import with_value
+from smtrain.client.config.write import with_value
 from smtrain.core.errors import ConfigError
 from smtrain.core.yaml_text import parse
 

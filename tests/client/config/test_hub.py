@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import smtrain
-from smtrain.core.config.checks.weights import gated_faults
+from smtrain.client.config.checks.weights import gated_faults
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts.names import is_gated
 

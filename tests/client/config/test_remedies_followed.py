@@ -11,11 +11,12 @@ import pytest
 
 import smtrain
 from smtrain import ConfigError
-from smtrain.core.config import JobConfig, checks
-from smtrain.core.config.checks import data, machines, pai, train, weights
-from smtrain.core.config.checks.rule import ConfigRule, Fault, broken
-from tests.core.config.faults import CASES
-from tests.core.config.followed import Case, Desk, begun, read
+from smtrain.client.config import checks
+from smtrain.client.config.checks import data, machines, pai, train, weights
+from smtrain.client.config.checks.rule import ConfigRule, Fault, broken
+from smtrain.core.config import JobConfig
+from tests.client.config.faults import CASES
+from tests.client.config.followed import Case, Desk, begun, read
 
 ENDS = ("compute.image: no image is known for", "compute.role: IAM did not return the ARN")
 """Faults whose remedy is outside, so that no value can be named: a tag that AWS publishes, and a login."""
@@ -69,7 +70,8 @@ RULES: tuple[Iterable[ConfigRule], ...] = (
     weights.HUB_RULES, [weights.MEGATRON, weights.PEFT],
 )  # fmt: skip
 SPOKEN = (
-    "core/config/checks/*.py", "core/facts/engines.py", "client/planner/resolve_mesh.py", "client/planner/fallback.py",
+    "client/config/checks/*.py", "core/facts/engines.py", "client/planner/resolve_mesh.py",
+    "client/planner/fallback.py",
 )  # fmt: skip
 NOT_REACHED = {
     "; or train.adapter: LoRA of rank {} fits in {} GiB with {}": "of a plan, not of a config",

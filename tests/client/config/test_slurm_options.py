@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from smtrain.client.config.slurm_options import Exported, option_faults, options_of
 from smtrain.client.planner.resolve import load_config
-from smtrain.core.config.slurm_options import Exported, option_faults, options_of
 from smtrain.core.errors import ConfigError
 
 

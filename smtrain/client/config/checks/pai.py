@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from smtrain.core.config.checks.rule import ConfigRule as Rule
-from smtrain.core.config.checks.rule import Fault, all_set, broken
+from smtrain.client.config.checks.rule import ConfigRule as Rule
+from smtrain.client.config.checks.rule import Fault, all_set, broken
 from smtrain.core.config.pai import INPUTS, is_bucket
 from smtrain.core.config.schema import JobConfig
 

@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterator
 from math import gcd
 
-from smtrain.core.config.checks.mesh import BATCH, given_batch, would_do
-from smtrain.core.config.checks.pai import pai_faults
-from smtrain.core.config.checks.rule import ConfigRule as Rule
-from smtrain.core.config.checks.rule import Fault, all_set, broken
+from smtrain.client.config.checks.mesh import BATCH, given_batch, would_do
+from smtrain.client.config.checks.pai import pai_faults
+from smtrain.client.config.checks.rule import ConfigRule as Rule
+from smtrain.client.config.checks.rule import Fault, all_set, broken
+from smtrain.client.config.slurm_options import option_faults
 from smtrain.core.config.schema import JobConfig, inputs_of
-from smtrain.core.config.slurm_options import option_faults
 from smtrain.core.facts import instance
 from smtrain.core.facts.engines import TRAINIUM2, lnc_fault, sagemaker_lack
 from smtrain.core.facts.trainium2 import instead, pairs_of, torus_chip, untiled

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from smtrain.core.config.checks.rule import ConfigRule as Rule
-from smtrain.core.config.checks.rule import Fault, broken
+from smtrain.client.config.checks.rule import ConfigRule as Rule
+from smtrain.client.config.checks.rule import Fault, broken
 from smtrain.core.config.schema import JobConfig
 from smtrain.core.config.training import BatchRamp
 from smtrain.core.facts.engines import engine_fault, is_neuron, no_gpu_for_fp16, precision_fault

@@ -5,8 +5,7 @@ from __future__ import annotations
 import gzip
 
 from smtrain.core.facts.engines import LNC
-from tests.conftest import LLAMA
-from tests.core.config.followed import (
+from tests.client.config.followed import (
     BOX,
     GPT2,
     MIXTRAL,
@@ -23,6 +22,7 @@ from tests.core.config.followed import (
     shape,
     write,
 )  # fmt: skip
+from tests.conftest import LLAMA
 
 YARN = {"type": "yarn", "factor": 4}
 WHOLE = {"model_type": "seer", "text_config": {**LLAMA, "model_type": "llama"}}

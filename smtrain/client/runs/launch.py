@@ -15,12 +15,12 @@ from smtrain.client.jobs.job import Job
 from smtrain.client.launch import graphs, notify, queued
 from smtrain.client.launch.one_job import standing, submit
 from smtrain.client.launch.request import Request
-from smtrain.client.launch.run import Run, StageResult
+from smtrain.client.runs.run import Run, StageResult
 from smtrain.client.launch.stages import Chain, StagePlan
 from smtrain.client.planner.resolve import load_config, with_tags
 from smtrain.core import text
 from smtrain.core.config import JobConfig, Stage
-from smtrain.core.config.load import Source
+from smtrain.client.config.load import Source
 from smtrain.core.config.units import spell
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.facts.sagemaker import TargetName
@@ -187,7 +187,7 @@ def run(
         return one(load_config(source, set_=set_, target=target, **sections))
     if not wait:
         raise ConfigError("wait: a list of configs is followed to its end; leave it out", code="config.combination")
-    from smtrain.client.launch.series import load_series, overview, run_series  # brings the whole planner
+    from smtrain.client.runs.series import load_series, overview, run_series  # brings the whole planner
 
     links = load_series(source, set_=set_, target=target, **sections)
     say(overview(links))

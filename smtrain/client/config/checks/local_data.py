@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from smtrain.core.config.checks.rule import Fault
+from smtrain.client.config.checks.rule import Fault
 from smtrain.core.config.compressed import HEAD, compressed_fault
 from smtrain.core.config.schema import LANGUAGE_CHANNEL, JobConfig, other_inputs
 from smtrain.core.config.textfiles import choose_in, compression, encoding_like, encoding_remedy, kind, matches

@@ -12,14 +12,14 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from smtrain.client.config.checks import combination_faults, model_faults, secret_faults
+from smtrain.client.config.yaml_file import read_yaml
 from smtrain.core.config.annotations import section_in
-from smtrain.core.config.checks import combination_faults, model_faults, secret_faults
 from smtrain.core.config.error_messages import key_meant, key_of, sentence_of, shown
 from smtrain.core.config.schema import JobConfig
 from smtrain.core.config.secrets import hide
 from smtrain.core.config.section import kinds
 from smtrain.core.config.training import REFERENCES
-from smtrain.core.config.yaml_file import read_yaml
 from smtrain.core.errors import ConfigError, Sentence
 from smtrain.core.protocol.uris import meant
 from smtrain.core.text import with_article

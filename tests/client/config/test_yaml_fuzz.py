@@ -1,6 +1,6 @@
 """Any YAML text, in a file and behind `--set`: a config or sentences, never another error, and within a second.
 
-`SMTRAIN_EXAMPLES=50 pytest tests/core/config/test_yaml_fuzz.py` tries 20,000 of each kind.
+`SMTRAIN_EXAMPLES=50 pytest tests/client/config/test_yaml_fuzz.py` tries 20,000 of each kind.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from smtrain import ConfigError, load_config
 from smtrain.core.yaml_text import YamlError, parse
-from tests.core.config.yaml_texts import ASSIGNMENTS, TEXTS
+from tests.client.config.yaml_texts import ASSIGNMENTS, TEXTS
 from tests.tiers import examples
 
 MORE = int(os.environ.get("SMTRAIN_EXAMPLES", "1"))

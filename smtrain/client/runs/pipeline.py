@@ -23,7 +23,7 @@ from smtrain.client.planner.resolve import load_config
 from smtrain.client.preflight.checks import before
 from smtrain.core import text
 from smtrain.core.config import JobConfig, Stage
-from smtrain.core.config.load import Source
+from smtrain.client.config.load import Source
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.public import public

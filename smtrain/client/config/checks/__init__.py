@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from smtrain.core.config.checks.data import data_faults, path_faults, prepared_faults, task_faults
-from smtrain.core.config.checks.machines import MESH, machine_faults
-from smtrain.core.config.checks.rule import Fault, broken
-from smtrain.core.config.checks.train import TRAIN, engine_faults, validation_faults
-from smtrain.core.config.checks.weights import folder_faults, weights_faults
+from smtrain.client.config.checks.data import data_faults, path_faults, prepared_faults, task_faults
+from smtrain.client.config.checks.machines import MESH, machine_faults
+from smtrain.client.config.checks.rule import Fault, broken
+from smtrain.client.config.checks.train import TRAIN, engine_faults, validation_faults
+from smtrain.client.config.checks.weights import folder_faults, weights_faults
 from smtrain.core.config.schema import JobConfig
 from smtrain.core.config.secrets import is_secret
 from smtrain.core.errors import Sentence

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from smtrain.client.config.checks.rule import ConfigRule as Rule
+from smtrain.client.config.checks.rule import Fault, all_set, broken
+from smtrain.client.config.yaml_file import read_settings
 from smtrain.core.benchmarks import benchmarks_in, code_fault, forms_of, shots_fault, tasks_of
-from smtrain.core.config.checks.rule import ConfigRule as Rule
-from smtrain.core.config.checks.rule import Fault, all_set, broken
 from smtrain.core.config.data import ANSWER_COLUMNS, PAIR_COLUMNS
 from smtrain.core.config.outputs import LONG_TASKS, POSITIONS, Evaluate
 from smtrain.core.config.schema import TESTS_CHANNEL, JobConfig, other_inputs
-from smtrain.core.config.yaml_file import read_settings
 from smtrain.core.errors import ConfigError, Sentence
 from smtrain.core.extras import MODULES, missing, present
 from smtrain.core.facts.sagemaker import TargetName

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from smtrain import ConfigError, load_config, plan
-from smtrain.core.config.checks.data import tasks_in
+from smtrain.client.config.checks.data import tasks_in
 from smtrain.core.model.card import front_matter
 from smtrain.core.yaml_text import YamlError, parse
 

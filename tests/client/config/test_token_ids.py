@@ -60,7 +60,7 @@ def test_padding(raw: dict[str, Any], folder: Path) -> None:
 
 
 def test_prepared_data_with_such_an_end(raw: dict[str, Any], folder: Path, tmp_path: Path) -> None:
-    from smtrain.core.config.checks.local_data import mismatches
+    from smtrain.client.config.checks.local_data import mismatches
 
     config = load_config(raw)
     fine = {"seq_len": config.train.seq_len, "samples": 1, "vocab_size": 512, "eos_id": 3}

@@ -7,12 +7,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from smtrain.core.config.checks.data import tokenizer_faults
-from smtrain.core.config.checks.machines import MESH
-from smtrain.core.config.checks.mesh import mesh_instead
-from smtrain.core.config.checks.rule import ConfigRule as Rule
-from smtrain.core.config.checks.rule import Fault, broken
-from smtrain.core.config.checks.train import TRAIN, engine_faults
+from smtrain.client.config.checks.data import tokenizer_faults
+from smtrain.client.config.checks.machines import MESH
+from smtrain.client.config.checks.mesh import mesh_instead
+from smtrain.client.config.checks.rule import ConfigRule as Rule
+from smtrain.client.config.checks.rule import Fault, broken
+from smtrain.client.config.checks.train import TRAIN, engine_faults
 from smtrain.core.config.schema import JobConfig
 from smtrain.core.config.training import RopeSection
 from smtrain.core.errors import ConfigError, Sentence, SmtrainError, first_line, read_remedy
