@@ -24,7 +24,7 @@ SAY_S = 10.0
 
 
 def listed(client: Any, bucket: str, prefix: str) -> list[tuple[str, str, int, str]]:
-    """(key, name, size, etag) of the objects of a channel with this prefix, named as SageMaker names them."""
+    """(key, name, size, etag) of the objects of a channel; of a folder, with its slash or not, only those in it."""
     pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
     items = [item for page in pages for item in page.get("Contents", []) if not item["Key"].endswith("/")]
     folder = prefix if not prefix or prefix.endswith("/") else f"{prefix}/"
