@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from smtrain.cli import options
+from smtrain.core.targets import TARGETS
 from smtrain.core.text import say
 
 if TYPE_CHECKING:
@@ -146,10 +147,10 @@ def _known_to_fail(config: JobConfig, known: bool) -> Iterator[str]:
     from smtrain.core.facts.images import end_of_life, training_image
 
     yield from (text for _, text in gated_faults(config))
-    if config.target == "local":
+    if TARGETS[config.target].here:
         needed = ("moto", "torch", *(("gguf",) if config.model.path == SMOLLM2 else ()))
         yield from (f"to run here, {missing(module)}" for module in needed if not present(module))
-    if config.target == "aws":
+    if TARGETS[config.target].rented:
         try:
             training_image(config.compute.region or _REGION, config.train.engine, config.compute.instance_type)
         except ConfigError as error:

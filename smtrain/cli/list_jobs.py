@@ -41,7 +41,8 @@ def list_(
     if not jobs:
         say(f"no jobs on target {target.value}" + (f" with {name!r} in their name" if name else ""))
         return
-    where = {"local": "here", "aws": place.region_name()}.get(place.name, str(place.name))
+    record = place.record
+    where = "here" if record.here else place.region_name() if record.rented else str(place.name)
     rows = [_HEADINGS, *_rows(jobs, where)]
     for heading in _DISPENSABLE:
         if sys.stdout.isatty() and max(map(len, aligned(rows))) > room():

@@ -14,10 +14,10 @@ import typer
 
 from smtrain.cli.dispatch import typed
 from smtrain.cli.help import Helped, HelpedGroup
-from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.model.hf_folder import folder_of as folder_with
 from smtrain.core.protocol.requests import is_of_run
 from smtrain.core.protocol.uris import RUN
+from smtrain.core.targets import TARGETS, TargetName
 from smtrain.core.text import say
 
 if TYPE_CHECKING:
@@ -124,8 +124,9 @@ class ConfigOptions:
         from smtrain.client.planner.resolve import load_config
         from smtrain.core.errors import ConfigError
 
-        unasked = self.target is None and os.environ.get("SMTRAIN_TARGET") != "local"
-        if unasked and load_config(self.config, set_=self.keys()).target == "local":
+        asked = TARGETS.get(os.environ.get("SMTRAIN_TARGET", ""))
+        unasked = self.target is None and not (asked and asked.here)
+        if unasked and TARGETS[load_config(self.config, set_=self.keys()).target].here:
             raise ConfigError(
                 f"target: is local, and jobs here need no {what}; add --target aws, or set target: aws",
                 code="config.combination",
@@ -179,7 +180,7 @@ class StartOptions(ConfigOptions):
                 "--upload goes with --dry-run; without it leave it out, as everything is uploaded",
                 code="config.combination",
             )
-        if self.docker and (self.target_name or config.target) == "aws":  # every host is a container there
+        if self.docker and TARGETS[self.target_name or config.target].rented:  # every host is a container there
             raise ConfigError("--docker is for jobs on this machine; on AWS leave it out", code="config.combination")
         return config
 
@@ -201,7 +202,7 @@ class StartOptions(ConfigOptions):
         from smtrain.client.launch.stages import Chain
 
         chain = Chain(config, target_of(config, self.target_name), look=False)
-        if chain.target.name == "aws" and is_pattern(config.compute.image):
+        if chain.target.record.rented and is_pattern(config.compute.image):
             say(
                 f"compute.image: {config.compute.image} is a pattern; a launch first asks the registry for the newest "
                 "tag that matches, as `smtrain check` does",

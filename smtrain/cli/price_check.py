@@ -11,7 +11,7 @@ from smtrain.client.planner.resolve import with_tags
 from smtrain.core.config import JobConfig
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.facts.images import unpatched
-from smtrain.core.facts.sagemaker import TargetName
+from smtrain.core.targets import TARGETS, TargetName
 from smtrain.core.text import say
 
 _OF_LIMITS = ("compute.max_run:", "a step of ")
@@ -20,7 +20,7 @@ _OF_LIMITS = ("compute.max_run:", "a step of ")
 
 def say_unpatched(config: JobConfig, target: TargetName | None = None) -> None:
     """Say on stderr that the image of a run on AWS gets no more patches, if no plan says it."""
-    end = unpatched(config.compute.image) if (target or config.target) == "aws" else None
+    end = unpatched(config.compute.image) if TARGETS[target or config.target].rented else None
     if end:
         say(f"compute.image: {end}", error=True)
 
@@ -34,7 +34,7 @@ def planned(
     With `ask`, raises `JobError` if the plan exceeds `compute.price_limit`, or a limit is set and the price is
     unknown, and the user does not agree on a terminal.
     """
-    if (target or config.target) != "aws":
+    if not TARGETS[target or config.target].rented:
         return config
     from smtrain.client.planner.plan import plan as make
 

@@ -56,7 +56,7 @@ def run(
         start.show_dry(config, stages_of(config, target))
         return
     typed({"wait": "--detach"})
-    waits = wait if wait is not None else not target_of(config, target).chains or bool(download)
+    waits = wait if wait is not None else not target_of(config, target).record.chains or bool(download)
     done = run_all(config, target=target, again=start.again, check=not start.no_check, view=start.view, wait=waits)
     if not waits:
         last = done.results[-1].job.name

@@ -20,7 +20,6 @@ def stop(
     wait: Annotated[bool, typer.Option("--wait/--detach", help="Return when it has stopped, or at once.")] = True,
 ) -> None:
     """Ask a job to save a checkpoint and stop, within 120 s or what its config gives."""
-    from smtrain.client.backends.choose import pai_dlc
     from smtrain.core.facts.sagemaker import ENDED
 
     handle = options.job_named(job, target)
@@ -29,8 +28,7 @@ def stop(
         return
     handle.stop()
     if wait:
-        given = pai_dlc(handle.target).section.grace if handle.target.name == "pai-dlc" else 120
-        say(f"{handle.name}: asked to save a checkpoint and stop, for which it has {given} s")
+        say(f"{handle.name}: asked to save a checkpoint and stop, for which it has {handle.target.grace} s")
         state = handle.known_status or ""
         with doing(lambda: f"waiting for {handle.name} ({state})"):
             for event in handle.events():

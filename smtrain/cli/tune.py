@@ -9,6 +9,7 @@ import typer
 
 from smtrain.cli import options
 from smtrain.cli.dispatch import typed
+from smtrain.core.targets import TARGETS
 from smtrain.core.text import say
 
 app = options.app()
@@ -51,7 +52,7 @@ def tune(
     search = {"over": over or [], "max_jobs": max_jobs, "parallel": parallel, "budget": budget}
     if dry_run:
         loaded = load_config(chosen.config, set_=chosen.keys(), target=where)
-        if loaded.target != "aws":
+        if not TARGETS[loaded.target].rented:
             raise ConfigError("--dry-run prints a request to AWS, and nothing else has one for a tuning; give "
                                "--target aws", code="config.combination")  # fmt: skip
         say_unpatched(loaded, where)

@@ -8,6 +8,7 @@ from typing import Any
 from smtrain.core.config import JobConfig
 from smtrain.core.config.schema import TRACED_STEPS
 from smtrain.core.model.families import ModelShape
+from smtrain.core.targets import TARGETS
 from smtrain.stages.base import Inputs, JobStage, StageNeed
 from smtrain.stages.train import data_of, train_keys
 
@@ -21,7 +22,7 @@ class CompileStage(JobStage):
     shared = False
 
     def needed(self, config: JobConfig, target: str) -> bool:
-        return config.compute.compile_ahead and target != "local"  # this machine has no compiler
+        return config.compute.compile_ahead and not TARGETS[target].here  # this machine has no compiler
 
     def keys(self, config: JobConfig) -> dict[str, Any]:
         kept = train_keys(config, "name", "model.path", "data.sources", "data.document_mask")

@@ -19,8 +19,8 @@ import typer
 import smtrain
 from smtrain.cli import COMMANDS
 from smtrain.core.config.training import Train
-from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.model.families import FAMILIES
+from smtrain.core.targets import TargetName
 from smtrain.stages import STAGES
 from tests.docs.pages import ROOT, blocks, pages
 from tests.typed import typed

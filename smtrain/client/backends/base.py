@@ -9,10 +9,11 @@ Submitting is not part of `JobPlace`: on SageMaker a launch retries until it get
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from smtrain.core.facts.sagemaker import TargetName
+from smtrain.core.targets import TargetName, TargetRecord
 from smtrain.core.text import Say, say
 
 if TYPE_CHECKING:
@@ -31,6 +32,27 @@ class TokenExpiredError(Exception):
     """A token of FilterLogEvents has expired (after 24 hours); read again without one."""
 
 
+@dataclass(frozen=True)
+class Pace:
+    """The polling intervals of a backend, and the lag of its log; seconds."""
+
+    poll: float
+    hold: float
+    """A line waits so long for older ones; up to `hold_most` if lines are seen to arrive late."""
+    hold_most: float
+    settle: float
+    """After the end: no new line for so long (plus twice the greatest lateness) means that all lines have arrived."""
+    settle_most: float
+    back: tuple[tuple[float, float], ...]
+    """(every, back): a reading goes back so far at least so often; the first each time, the last also at the end."""
+    limit: float
+    """Give up after so long without any answer."""
+    pauses: tuple[float, float]
+    """The first and the longest pause between attempts to get machines: AWS has machines again after minutes."""
+    look: float
+    """Between two looks at a job that waits for its machines."""
+
+
 class JobPlace(Protocol):
     """A backend that runs jobs."""
 
@@ -38,13 +60,16 @@ class JobPlace(Protocol):
     def name(self) -> TargetName: ...
 
     @property
-    def queues(self) -> bool:
-        """True for a `JobQueue`, which keeps a job until it has machines."""
+    def record(self) -> TargetRecord:
+        """The facts of its target."""
         ...
 
     @property
-    def chains(self) -> bool:
-        """True if the backend takes a whole chain, and starts each stage after the previous one succeeds."""
+    def pace(self) -> Pace: ...
+
+    @property
+    def grace(self) -> int:
+        """Seconds between SIGTERM and SIGKILL of a job that is stopped."""
         ...
 
     def region_name(self) -> str:

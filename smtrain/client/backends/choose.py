@@ -13,9 +13,9 @@ from smtrain.core.config import JobConfig
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.extras import install, present
 from smtrain.core.facts import table
-from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.near import hint
 from smtrain.core.protocol.requests import is_of_run
+from smtrain.core.targets import TargetName
 
 if TYPE_CHECKING:
     from smtrain.client.backends.pai.place import PaiPlace

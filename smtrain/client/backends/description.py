@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from smtrain.core.facts.sagemaker import ELSEWHERE, ENDED, TargetName
+from smtrain.core.facts.sagemaker import ENDED
+from smtrain.core.targets import TARGETS, TargetName
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ def describe(
     name, base = request["TrainingJobName"], request["OutputDataConfig"]["S3OutputPath"].rstrip("/")
     described: dict[str, Any] = {
         **request,
-        "TrainingJobArn": f"{ELSEWHERE[target]}{id_}:{name}",
+        "TrainingJobArn": f"{TARGETS[target].arn}{id_}:{name}",
         "TrainingJobStatus": state.status,
         "SecondaryStatus": state.secondary,
         "CreationTime": times.created,

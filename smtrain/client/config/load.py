@@ -22,6 +22,7 @@ from smtrain.core.config.section import kinds
 from smtrain.core.config.training import REFERENCES
 from smtrain.core.errors import ConfigError, Sentence
 from smtrain.core.protocol.uris import meant
+from smtrain.core.targets import TARGETS
 from smtrain.core.text import with_article
 from smtrain.core.yaml_text import MOST_DEPTH, YamlError, parse, unfilled
 
@@ -195,7 +196,9 @@ def _absolute(raw: dict[str, Any], base: Path) -> dict[str, Any]:
 def _place_elsewhere(raw: dict[str, Any]) -> None:
     """Make file:// URIs of absolute paths that the jobs see and this machine does not: those that do not exist here, if
     a cluster is reached by ssh, which checks them later; and those below a mount of PAI-DLC."""
-    target, section = raw.get("target"), raw.get({"slurm": "cluster", "pai-dlc": "pai"}.get(str(raw.get("target")), ""))
+    target = raw.get("target")
+    record = TARGETS.get(str(target))
+    section = raw.get(record.section or "") if record else None
     if not isinstance(section, dict) or (target == "slurm" and not section.get("host")):
         return
     mounts = section.get("data") if target == "pai-dlc" else ()

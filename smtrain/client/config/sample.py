@@ -19,6 +19,7 @@ from smtrain.core.facts.names import positions
 from smtrain.core.facts.trainium2 import torus_chip
 from smtrain.core.files import read_object
 from smtrain.core.model.hf_config import positions_named
+from smtrain.core.targets import TARGETS
 
 HERE = "here"
 _MACHINES = re.compile(r"(ml\.[a-z0-9-]+\.[a-z0-9]+)(?:[:x](\d{1,5}))?")
@@ -84,7 +85,7 @@ def values(model: str, data: str, machines: Machines, *, mesh: bool) -> dict[str
 def text_of(content: dict[str, Any], file: str, *, left_open: dict[str, str]) -> str:
     """The config as YAML for `file`. `left_open`: examples of keys such as `compute.role`, as comments."""
     lines = ["# Every key, its meaning and its default: `smtrain config schema`."]
-    if content["target"] == "local":
+    if TARGETS[content["target"]].here:
         lines += [f"# A trial first:  smtrain run {file} --set name={content['name'][:30]}-trial --set train.steps=20"]
     lines += [""]
     for key, value in content.items():

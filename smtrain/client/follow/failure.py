@@ -11,16 +11,14 @@ from typing import Any
 
 from smtrain.client.follow.error_blocks import ErrorBlock, blocks_of
 from smtrain.core.facts import table
-from smtrain.core.facts.sagemaker import TargetName, elsewhere
 from smtrain.core.protocol.log_lines import Line
+from smtrain.core.targets import TargetName, target_of_arn
 
 _EXIT = re.compile(r"exit ?code:? ?(-?\d+)", re.I)
 _COMPLAINT = re.compile(r"error|fail|warn|fatal|kill|exception|[( =]nan\b", re.I)
 _SHOWN = 40
 _CONTEXT_MS = 300_000
 NO_FAILURE = ("InProgress", "Completed", "Stopping")
-
-_SOURCES: dict[TargetName | None, str] = {"slurm": "Slurm", "pai-dlc": "PAI-DLC"}
 
 
 @dataclass(frozen=True)
@@ -102,12 +100,12 @@ def explain(name: str, description: dict[str, Any], lines: Iterable[Line]) -> Ex
     cause = None
     if description["TrainingJobStatus"] not in NO_FAILURE:
         cause = _of_status({secondary}) or (None if stopped else _search(first, lines, reason) or _of_status(passed))
-    code, target = _EXIT.search(reason or ""), elsewhere(description.get("TrainingJobArn", ""))
+    code, target = _EXIT.search(reason or ""), target_of_arn(description.get("TrainingJobArn", ""))
     return Explanation(
         name, status, first.host if first else None, first.rank if first else None,
         datetime.datetime.fromtimestamp(first.at / 1000).astimezone() if first else None,
         tuple(first.lines) if first else (), reason, int(code[1]) if code else first.exit_code if first else None,
-        cause.at(target) if cause else None, _SOURCES.get(target, "SageMaker"),
+        cause.at(target.name if target else None) if cause else None, target.service if target else "SageMaker",
     )  # fmt: skip
 
 

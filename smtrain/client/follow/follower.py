@@ -18,7 +18,7 @@ from smtrain.client.backends.base import JobPlace
 from smtrain.client.backends.sagemaker.retry import Patience
 from smtrain.client.follow.merge import ReorderBuffer
 from smtrain.client.follow.reading import MINUTE, LogReading
-from smtrain.core.facts.sagemaker import ENDED, TargetName
+from smtrain.core.facts.sagemaker import ENDED
 from smtrain.core.files import home, read_object, write_atomically
 from smtrain.core.interrupts import pause
 from smtrain.core.protocol.log_lines import Line
@@ -38,7 +38,7 @@ class Cursor:
     @staticmethod
     def path(target: JobPlace, job_name: str, host: str | None) -> Path:
         """One file for each job, host filter and region."""
-        place = target.name if target.name == "local" else f"{target.name}-{target.region_name()}"
+        place = target.name if target.record.here else f"{target.name}-{target.region_name()}"
         return home() / "follow" / place / f"{job_name}{f'.{host}' if host else ''}.json"
 
     @classmethod
@@ -70,32 +70,6 @@ MOST_KEYS = 500_000
 
 
 @dataclass(frozen=True)
-class Pace:
-    """The polling interval of a target, and the lag of its log; seconds."""
-
-    poll: float
-    hold: float
-    """A line waits so long for older ones; up to `hold_most` if lines are seen to arrive late."""
-    hold_most: float
-    settle: float
-    """After the end: no new line for so long (plus twice the greatest lateness) means that all lines have arrived."""
-    settle_most: float
-    back: tuple[tuple[float, float], ...]
-    """(every, back): a reading goes back so far at least so often; the first each time, the last also at the end."""
-    limit: float
-    """Give up after so long without any answer."""
-
-
-PACES: dict[TargetName, Pace] = {
-    "local": Pace(0.5, 0.3, 10, 0.3, 120, ((0, 5), (10, 120), (300, 3600)), 120),
-    "aws": Pace(5, 5, 20, 15, 120, ((0, 20), (30, 120), (300, 600), (inf, 3600)), 3600),
-    # Nodes write these files through a shared folder, whose clients cache for some seconds.
-    "slurm": Pace(2, 2, 20, 4, 120, ((0, 20), (30, 120), (300, 600), (inf, 3600)), 3600),
-    "pai-dlc": Pace(5, 5, 20, 15, 120, ((0, 20), (30, 120), (300, 600), (inf, 3600)), 3600),
-}
-
-
-@dataclass(frozen=True)
 class Change:
     """The job entered a secondary status."""
 
@@ -123,7 +97,7 @@ class Follower:
     ) -> None:  # fmt: skip
         """`since` in ms; `tail`: only the last so many of the lines before now; `resume`: from the cursor, if any."""
         self.target, self.name, self.host = target, name, host
-        self.pace = PACES[target.name] if poll is None else replace(PACES[target.name], poll=poll)
+        self.pace = target.pace if poll is None else replace(target.pace, poll=poll)
         self.patience = Patience(self.pace.limit)
         farthest = self.pace.back[-1][1]
         self.reading = LogReading(target, name, host, self.patience, remember_s=farthest + 60)

@@ -8,14 +8,9 @@ from typing import Any
 
 from smtrain.client.planner.cost import HOUR, Price, Prices
 from smtrain.core.config.units import spell
-from smtrain.core.facts.sagemaker import TargetName, elsewhere
 from smtrain.core.files import home
 from smtrain.core.protocol.requests import groups_of, is_of_here, machines_of
-
-_UNPRICED: dict[TargetName, str] = {
-    "slurm": "on a cluster of your own",
-    "pai-dlc": "on PAI-DLC, whose prices are not known here",
-}
+from smtrain.core.targets import TARGETS, target_of_arn
 
 
 @dataclass(frozen=True)
@@ -73,9 +68,9 @@ def cost_of(
     the on-demand price applies; while it runs the spot price is an estimate.
     """
     here = local and is_of_here(description)
-    other = elsewhere(description.get("TrainingJobArn", ""))
+    other = target_of_arn(description.get("TrainingJobArn", ""))
     owned = here or other is not None
-    known = prices or known_prices(other)
+    known = prices or known_prices(other.name if other else None)
     groups = groups_of(description)
     spot = bool(description.get("EnableManagedSpotTraining"))
     billable, saved = description.get("BillableTimeInSeconds"), None
@@ -97,7 +92,7 @@ def cost_of(
     return Spent(
         sum(items.values()) if all(price for price, _ in priced) else None, items, seconds, machines_of(description),
         tuple(price for price, _ in priced if price), final, not local, owned, here, saved,
-        _UNPRICED.get(other or "slurm", ""),
+        (other or TARGETS["slurm"]).unpriced,
     )  # fmt: skip
 
 

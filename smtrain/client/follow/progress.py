@@ -16,6 +16,7 @@ from smtrain.core.config.units import spell
 from smtrain.core.facts.sagemaker import ENDED
 from smtrain.core.protocol.log_lines import PROFILE, Line, machine_record, step_record, warning
 from smtrain.core.protocol.requests import groups_of
+from smtrain.core.targets import TARGETS
 
 _RATE_STEPS = 20
 SILENT_S = 600.0
@@ -119,7 +120,7 @@ class Progress:
 
     def cost(self, now: datetime.datetime | None = None) -> Spent | None:
         """The cost so far, or as billed at the end."""
-        return cost_of(self.job, region=self.region, local=self.target == "local", now=now) if self.job else None
+        return cost_of(self.job, region=self.region, local=TARGETS[self.target].here, now=now) if self.job else None
 
     def elapsed_s(self, now: datetime.datetime) -> float:
         """Seconds since the job was created, until now or its end."""

@@ -25,6 +25,7 @@ from smtrain.core.errors import JobError
 from smtrain.core.facts.sagemaker import ENDED
 from smtrain.core.interrupts import interrupts
 from smtrain.core.protocol.log_lines import MACHINE, Line
+from smtrain.core.targets import TARGETS
 from smtrain.core.text import Say
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ def _plain(progress: Progress, view: View, target: str, say: Say) -> Callable[[E
     from smtrain.client.follow.panel import written
 
     tell = _of_logs(say)
-    every = view.every if view.every is not None else (30.0 if target == "aws" else float("inf"))
+    every = view.every if view.every is not None else (30.0 if TARGETS[target].rented else float("inf"))
     said = time.monotonic()
 
     def take(event: Event) -> None:

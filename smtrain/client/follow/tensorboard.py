@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from smtrain.client.jobs.job import Job
 
 _EVENTS = "events.out.tfevents.*"
-EVERY = {"local": 2.0, "aws": 15.0}  # seconds between looks at the log
 
 
 class EventFiles:
@@ -128,7 +127,7 @@ def _serve(process: subprocess.Popen[bytes], job: Job, files: EventFiles) -> int
     ended = False
     while True:
         try:
-            return process.wait(None if ended else EVERY[job.target.name])
+            return process.wait(None if ended else max(2.0, 3 * job.target.pace.poll))
         except subprocess.TimeoutExpired:
             ended = job.describe()["TrainingJobStatus"] in ENDED
             _read([job], files)

@@ -25,10 +25,10 @@ from smtrain.client.launch.stages import Chain
 from smtrain.client.planner.resolve import load_config
 from smtrain.core.config import JobConfig, Stage
 from smtrain.core.facts.images import EcrImage, ecr_image
-from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.protocol.owner import owner_uri
 from smtrain.core.protocol.uris import split_uri
 from smtrain.core.public import public
+from smtrain.core.targets import TargetName
 from smtrain.stages import stages_of
 from smtrain.stages.base import checkpoint_uri, run_uri
 
@@ -259,7 +259,7 @@ def policies(
     config = load_config(source, set_=set_, target=target, **sections)
     place = sagemaker(target_of(config, target))
     name = config.compute.role or ROLE_NAME
-    if place.name == "aws" and not name.startswith("arn:"):
+    if place.record.rented and not name.startswith("arn:"):
         role = f"arn:aws:iam::{place.account('give compute.role as an ARN')}:role/{name}"
         config = config.model_copy(update={"compute": config.compute.model_copy(update={"role": role})})
     chain = Chain(config, place, look=False)

@@ -15,10 +15,11 @@ from smtrain.client.jobs.checkpoints import saved_steps
 from smtrain.client.jobs.results import What, fetch
 from smtrain.core import text
 from smtrain.core.errors import JobError
-from smtrain.core.facts.sagemaker import ENDED, TargetName
+from smtrain.core.facts.sagemaker import ENDED
 from smtrain.core.interrupts import poll
 from smtrain.core.protocol.log_lines import STEP_PATTERN, WARNING, Line, step_records, warning
 from smtrain.core.public import public_class
+from smtrain.core.targets import TargetName
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -96,9 +97,8 @@ class Job:
     def look(self) -> dict[str, Any]:
         """`describe` for waiting: retries for as long as a follow does if the network is away."""
         from smtrain.client.backends.sagemaker.retry import Patience
-        from smtrain.client.follow.follower import PACES
 
-        return self.note(self.target.describe(self.name, Patience(PACES[self.target.name].limit)))
+        return self.note(self.target.describe(self.name, Patience(self.target.pace.limit)))
 
     def note(self, description: dict[str, Any]) -> dict[str, Any]:
         """Remember the status of a description; returns it."""
@@ -217,9 +217,8 @@ class Job:
 
     def wait(self) -> Job:
         """Wait until the job has completed. Raises `JobError` with the reason if it ends otherwise."""
-        from smtrain.client.follow.follower import PACES
 
-        poll(lambda: self.look()["TrainingJobStatus"] in ENDED, PACES[self.target.name].poll)
+        poll(lambda: self.look()["TrainingJobStatus"] in ENDED, self.target.pace.poll)
         return self.check()
 
     def check(self) -> Job:
@@ -248,7 +247,7 @@ class Job:
         """Dollars so far, or as billed at the end: `smtrain.client.follow.money`."""
         from smtrain.client.follow.money import cost_of
 
-        return cost_of(self.describe(), region=self.target.region_name(), local=self.target.name == "local")
+        return cost_of(self.describe(), region=self.target.region_name(), local=self.target.record.here)
 
     def _ipython_display_(self) -> None:
         """Show nothing if the cell that returns the job already has its panel."""

@@ -10,8 +10,8 @@ from smtrain.client.backends.choose import place_of
 from smtrain.client.jobs.job import Job
 from smtrain.core.config.schema import Stage
 from smtrain.core.errors import JobError
-from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.protocol.requests import is_of_run, stage_of
+from smtrain.core.targets import TargetName
 
 _RUN = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 

@@ -22,6 +22,7 @@ from smtrain.core.model.hf_folder import ADAPTER
 from smtrain.core.protocol.requests import is_of_run, stage_of
 from smtrain.core.protocol.uris import RUN, split_uri
 from smtrain.core.public import translated
+from smtrain.core.targets import TARGETS
 
 _ENDED_BADLY = {"Failed": "failed", "Stopped": "was stopped"}
 _REMEMBERED: dict[tuple[str, str], Parent] = {}
@@ -71,7 +72,7 @@ def parent_on(path: str, place: JobPlace, key: str = "model.path") -> Parent:
 def planned_parent(config: JobConfig, path: str, key: str = "model.path") -> Parent:
     """The run of a run:// path of a config, as the planner needs it. Raises like `parent_on`."""
     name = path.removeprefix(RUN).rstrip("/")
-    target = "local" if config.target == "aws" and kept_here(name) else config.target
+    target = "local" if TARGETS[config.target].rented and kept_here(name) else config.target
     if (path, target) not in _REMEMBERED:
         _REMEMBERED[path, target] = parent_on(path, target_of(config, target), key)
     return _REMEMBERED[path, target]
@@ -83,7 +84,7 @@ def forget() -> None:
 
 
 def _parent(name: str, place: JobPlace) -> Parent:
-    if place.name == "local" and not kept_here(name):  # no control plane is started to be asked
+    if place.record.here and not kept_here(name):  # no control plane is started to be asked
         raise _Refused(_unknown(name, place))
     ours = stage_of(name)
     if ours and ours[1] != "export":
@@ -157,14 +158,13 @@ def _lack(files: set[str], uri: str, run: str, job: str) -> str:
 
 def _unknown(name: str, place: JobPlace) -> str:
     """Say that a backend has no such run; name the backend that has it, else a similar name."""
-    sides = {"local": "on this machine", "aws": "on AWS", "slurm": "on the cluster", "pai-dlc": "on PAI-DLC"}
-    side = sides[place.name]
-    if place.name != "local" and kept_here(name):
+    side = place.record.place
+    if not place.record.here and kept_here(name):
         return f"there is no such run {side}, only on this machine; {_copied(name, 'local')}"
     for target, registry in (("slurm", CLUSTERS), ("pai-dlc", PAI)):
         if place.name != target and registry.knows(name):
-            return f"there is no such run {side}, only {sides[target]}; {_copied(name, target)}"
-    near = near_run(name) if place.name == "local" else ""
+            return f"there is no such run {side}, only {TARGETS[target].place}; {_copied(name, target)}"
+    near = near_run(name) if place.record.here else ""
     return f"there is no such run {side}; {near}`smtrain list --target {place.name}` lists the existing ones"
 
 

@@ -16,8 +16,8 @@ from smtrain.core import text
 from smtrain.core.config import Stage
 from smtrain.core.errors import ConfigError
 from smtrain.core.extras import install
-from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.public import public
+from smtrain.core.targets import TargetName
 
 
 @public

@@ -25,7 +25,7 @@ def resolved(config: JobConfig, target: JobPlace) -> tuple[JobConfig, str | None
     Raises `ConfigError` if the registry cannot be asked, or has no such tag: nothing is ever guessed.
     """
     compute = config.compute
-    if target.name != "aws" or compute.image is None or not is_pattern(compute.image):
+    if not target.record.rented or compute.image is None or not is_pattern(compute.image):
         return config, None
     uri = in_registry(compute.image, compute.region or target.region_name())
     image, matches = newest(sagemaker(target).client("ecr"), uri)

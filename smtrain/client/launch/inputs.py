@@ -106,7 +106,7 @@ def resolve(config: JobConfig, target: JobPlace) -> Resolved:
 
     Raises `ConfigError` for what the target cannot know by itself (the role on AWS).
     """
-    if target.name == "aws":
+    if target.record.rented:
         config = with_defaults(config, sagemaker_defaults(sagemaker(target)))
     if faults := type_faults(config):
         raise ConfigError(faults, code="config.combination")
@@ -190,7 +190,7 @@ def _refuse_unmounted(config: JobConfig, target: JobPlace) -> None:
     uris = [config.data.prepared, *(path for _, _, path in other_inputs(config))]
     uris += [source.path for source in config.data.all_sources]
     mounted = next((uri for uri in uris if is_mounted(uri)), None)
-    if mounted and target.name != "aws":
+    if mounted and not target.record.rented:
         raise ConfigError([f"data: {mounted} is a file system of AWS, which no local run can mount; give a folder or "
                            "an s3:// URI"], code="config.combination")  # fmt: skip
     if mounted and not config.network.subnets:
@@ -205,7 +205,7 @@ def upload_all(target: Target, uploads: list[Upload], say: Say) -> None:
     """
     from botocore.exceptions import ClientError
 
-    if target.name == "local":
+    if target.record.here:
         note({upload.uri: upload.origin for upload in uploads if upload.origin})
     for upload in uploads:
         bucket, _ = split_uri(upload.uri)
@@ -296,7 +296,7 @@ def _content_addressed(path: Path | str, base: str, part: Callable[[str], bool] 
 
 
 def _make_bucket(target: Target, bucket: str) -> None:
-    if target.name == "aws" and bucket != target.default_bucket():
+    if target.record.rented and bucket != target.default_bucket():
         raise JobError(f"bucket {bucket} does not exist; create it or set output.s3_uri", code="aws.refused")
     place = {} if target.region_name() == "us-east-1" else {"LocationConstraint": target.region_name()}
     target.s3.create_bucket(Bucket=bucket, **({"CreateBucketConfiguration": place} if place else {}))

@@ -57,7 +57,7 @@ def ready(chain: Chain, stages: Sequence[Stage], say: Say) -> None:
     """
     if chain.config.notify.webhook_env:
         _url(chain.config.notify.webhook_env)
-    if chain.config.notify.sns and not chain.target.queues:
+    if chain.config.notify.sns and not chain.target.record.queues:
         arrange(chain.config, sagemaker(chain.target), stages, say)
 
 
@@ -169,7 +169,7 @@ def arrange(config: JobConfig, place: Target, stages: Sequence[Stage], say: Say)
 
     if config.notify.sns is None:
         return
-    if place.name != "aws":
+    if not place.record.rented:
         say("notify.sns: works only for jobs on AWS; take the key out")
         return
     client = place.client("events")

@@ -19,7 +19,7 @@ from smtrain.client.jobs.job import Job
 from smtrain.client.launch import pools
 from smtrain.client.launch.inputs import upload_all
 from smtrain.client.launch.ownership import claim
-from smtrain.client.launch.pools import LOOK, waiting
+from smtrain.client.launch.pools import waiting
 from smtrain.client.launch.siblings import refuse_siblings
 from smtrain.client.launch.stages import Chain, StagePlan
 from smtrain.client.launch.wheels import travelling
@@ -65,7 +65,7 @@ def submit(chain: Chain, plan: StagePlan, say: Say, *, again: bool = False) -> J
             if number not in uploaded:
                 upload(way, planned, say)
                 uploaded.add(number)
-            patience = patience or waiting(compute.capacity_wait, chain.target.name)
+            patience = patience or waiting(compute.capacity_wait, chain.target.pace)
             job = _Attempt(way, planned, say, again).create()
             if not watched or _has_machines(job, say):
                 return job
@@ -116,7 +116,7 @@ class _Attempt:
     def __init__(self, chain: Chain, plan: StagePlan, say: Say, again: bool) -> None:
         self.chain, self.plan, self.say, self.again = chain, plan, say, again
         self.target, self.request = sagemaker(chain.target), plan.request
-        self.patience = waiting(chain.config.compute.quota_wait, chain.target.name)
+        self.patience = waiting(chain.config.compute.quota_wait, chain.target.pace)
         self.fence: Fence | None = None
 
     def create(self) -> Job:
@@ -200,7 +200,7 @@ class _Attempt:
 def _has_machines(job: Job, say: Say) -> bool:
     """Wait until a job has machines; False if it gets none."""
     began = said = time.monotonic()
-    every = 30 * LOOK[job.target.name]
+    every = 30 * job.target.pace.look
     try:
         while True:
             description = job.look()
@@ -211,7 +211,7 @@ def _has_machines(job: Job, say: Say) -> bool:
             if time.monotonic() - said >= every:
                 said = time.monotonic()
                 say(f"{job.name}: {description['SecondaryStatus']} for {spell(said - began)}, waiting for machines")
-            time.sleep(LOOK[job.target.name])
+            time.sleep(job.target.pace.look)
     except KeyboardInterrupt:
         where = f"{job.name} --target {job.target.name}"
         say(f"left {job.name}, which waits for machines; follow it with `smtrain logs {where} --follow`, stop it with "
@@ -244,7 +244,7 @@ def create(target: Target, request: dict[str, Any], config: JobConfig) -> None:
 def upload(chain: Chain, plan: StagePlan, say: Say) -> None:
     """Upload the code and the inputs of a stage; files that are there already are skipped. Raises `JobError` if that
     fails."""
-    if chain.target.queues:
+    if chain.target.record.queues:
         place = queue(chain.target)
         for one in plan.uploads:
             place.put(one.uri, one.files, say)

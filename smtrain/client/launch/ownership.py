@@ -54,6 +54,6 @@ def owner_of(config: JobConfig, request: dict[str, Any]) -> Owner:
 
 
 def _sagemaker(target: Target, region: str) -> Any:
-    if target.name == "local" or region in ("", target.region_name()):
+    if target.record.here or region in ("", target.region_name()):
         return target.sagemaker
     return Target(target.name, region).sagemaker

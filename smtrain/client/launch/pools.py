@@ -9,11 +9,11 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
+from smtrain.client.backends.base import Pace
 from smtrain.client.backends.sagemaker.retry import Backoff
 from smtrain.client.backends.sagemaker.target import Target
 from smtrain.core.config.units import spell
 from smtrain.core.errors import JobError
-from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.facts.warm_pools import agreement, first_difference
 from smtrain.core.interrupts import poll
 from smtrain.core.text import Say
@@ -102,7 +102,7 @@ def before(target: Target, request: Mapping[str, Any], say: Say, *, wait: float 
             break
         left = deadline - time.monotonic()
         say(f"waiting for the warm pool of {users[0]}, which still runs, for {spell(left)} more")
-        poll(partial(_is_free, target, users[0]), LOOK[target.name], left)
+        poll(partial(_is_free, target, users[0]), target.pace.look, left)
     if users:
         say(f"will not wait for {users[0]}, whose warm pool would match once it ends; set compute.pool_wait to wait")
     elif pools:
@@ -127,17 +127,6 @@ def _with_status(target: Target, status: str) -> Iterator[dict[str, Any]]:
                 yield description
 
 
-# Seconds of the first and of the longest pause. AWS has machines again after minutes, this machine at once.
-PACE: dict[TargetName, tuple[float, float]] = {
-    "aws": (60.0, 900.0),
-    "local": (0.5, 5.0),
-    "slurm": (0.5, 5.0),
-    "pai-dlc": (60.0, 900.0),
-}
-LOOK: dict[TargetName, float] = {"aws": 10.0, "local": 0.2, "slurm": 2.0, "pai-dlc": 10.0}
-"""Seconds between two looks at a job that waits for its machines."""
-
-
-def waiting(seconds: float, target: TargetName, clock: Callable[[], float] = time.monotonic) -> Backoff:
+def waiting(seconds: float, pace: Pace, clock: Callable[[], float] = time.monotonic) -> Backoff:
     """Pauses between attempts to get machines, from now on and for so many seconds."""
-    return Backoff(seconds, *PACE[target], clock)
+    return Backoff(seconds, *pace.pauses, clock)

@@ -16,6 +16,7 @@ from smtrain.core.facts.engines import takes_volume
 from smtrain.core.facts.images import image_uri, in_registry, training_image
 from smtrain.core.protocol.requests import HERE, machines_of
 from smtrain.core.protocol.uris import data_source
+from smtrain.core.targets import TARGETS
 from smtrain.core.text import clean
 from smtrain.plane.hosts import TAG, LocalHosts
 from smtrain.stages import stage_named
@@ -79,7 +80,7 @@ def create_training_job(
     }
     if is_here(config):
         request["Environment"] = {HERE: "1"} | request["Environment"]
-    if config.target == "local" and (hosts := local_hosts(config).write()):
+    if TARGETS[config.target].here and (hosts := local_hosts(config).write()):
         request["Tags"].append({"Key": TAG, "Value": hosts})
     if not request["AlgorithmSpecification"]["MetricDefinitions"]:
         del request["AlgorithmSpecification"]["MetricDefinitions"]
@@ -115,9 +116,9 @@ def image_of(config: JobConfig) -> str:
     Raises `ConfigError` if no such image is known.
     """
     compute, region = config.compute, config.compute.region or ""
-    if config.target == "local" and config.local.image:
+    if TARGETS[config.target].here and config.local.image:
         return config.local.image
-    if config.target != "aws":
+    if not TARGETS[config.target].rented:
         return compute.image or image_uri(region, config.train.engine)
     if compute.image:
         return in_registry(compute.image, region)

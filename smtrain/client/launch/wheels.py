@@ -39,7 +39,7 @@ def travelling(request: dict[str, Any], target: Target, say: Say) -> list[Upload
     """
     uploads = _of_lock(request, target, say, lock_file())
     machines = (request.get("ResourceConfig") or {}).get("InstanceCount", 1)
-    if request["HyperParameters"]["stage"] == "prepare" and machines > 1 and target.name == "aws":
+    if request["HyperParameters"]["stage"] == "prepare" and machines > 1 and target.record.rented:
         uploads += _of_lock(request, target, say, lock_file(RAY))
     return uploads
 
@@ -50,7 +50,7 @@ def _of_lock(request: dict[str, Any], target: Target, say: Say, lock: Path) -> l
     if not wanted:
         return []
     inside = None
-    if target.name != "aws":
+    if not target.record.rented:
         from smtrain.client.launch.image_inspect import of_hosts
 
         if (inside := of_hosts(request)) is None:

@@ -14,9 +14,9 @@ from smtrain.client.planner.memory import checkpoint_bytes
 from smtrain.core.config.error_messages import unknown_key
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts import table
-from smtrain.core.facts.sagemaker import ELSEWHERE
 from smtrain.core.files import home_path
 from smtrain.core.near import nearest
+from smtrain.core.targets import TARGETS
 
 HOUR = 3600.0
 _OPTIONS = ("on_demand", "spot", "reserved")
@@ -51,7 +51,7 @@ class Prices:
     def __init__(self, file: str | Path | None = None, mine: Sequence[Price] = (), target: str | None = None) -> None:
         shipped = table("prices")
         own = _own(Path(file)) if file else {}
-        self._rows = [*(() if target in ELSEWHERE else shipped["rows"]), *own.get("rows", [])]
+        self._rows = [*(shipped["rows"] if target is None or TARGETS[target].sagemaker else ()), *own.get("rows", [])]
         self.assumptions: dict[str, float] = {**shipped["assumptions"], **own.get("assumptions", {})}
         self._prices = [Price(**row) for row in self._rows]
         self._prices += mine

@@ -17,6 +17,7 @@ from smtrain.core.facts.engines import sagemaker_lack
 from smtrain.core.facts.image_fit import unsuited
 from smtrain.core.facts.names import instance_meant
 from smtrain.core.facts.trainium2 import torus_sentence
+from smtrain.core.targets import TARGETS
 
 KEY = "compute.fallback_instance_types"
 
@@ -56,7 +57,7 @@ def _faults(config: JobConfig) -> Iterator[str]:
     if fault := machine_fault(config):
         yield fault.partition("; ")[0]
         return
-    if config.target == "aws" and (fault := sagemaker_lack(compute.instance_type)):
+    if TARGETS[config.target].rented and (fault := sagemaker_lack(compute.instance_type)):
         yield fault
         return
     if compute.image and (fault := unsuited(compute.image, config.train.engine, compute.instance_type)):

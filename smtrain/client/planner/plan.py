@@ -40,8 +40,8 @@ from smtrain.client.planner.workload import about_model, described_of, model_nam
 from smtrain.core.config import JobConfig
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts.engines import EngineName, engine_fault, engine_of, sagemaker_lack
-from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.public import public
+from smtrain.core.targets import TARGETS, TargetName
 from smtrain.stages import stages_of
 
 RankBy = Literal["time", "cost"]
@@ -122,7 +122,7 @@ def plan(
     same = next((c for c, _ in choices if c.machine == own), None)
     beyond += larger_batch(config, same, market.legal)
     said = [*made.warnings]
-    if target is None and not of_instances and config.target == "aws" and _default_machines(config):
+    if target is None and not of_instances and TARGETS[config.target].rented and _default_machines(config):
         said.append(
             f"no compute.instance_type is named, so this is {own.type} on AWS; --target local plans this machine"
         )
@@ -211,7 +211,7 @@ def _step_s(way: Candidate) -> float:
 
 def _engine(config: JobConfig, machine: Machine) -> EngineName:
     """The engine that a config names, else the default of the machine."""
-    named = config.target == "local" or "engine" in config.train.model_fields_set
+    named = TARGETS[config.target].here or "engine" in config.train.model_fields_set
     return config.train.engine if named else engine_of(machine.type)
 
 
@@ -238,7 +238,7 @@ def _search(config: JobConfig, machines: Sequence[Machine]) -> list[Candidate]:
     for engine, neuron in dict.fromkeys(kinds.values()):
         some = [m for m in kinds if kinds[m] == (engine, neuron)]
         work, recompute = work_of(config, shape, engine, neuron=neuron)
-        if config.target == "aws":
+        if TARGETS[config.target].rented:
             some = [m for m in some if engine_fault(engine, m.type) is None]
         found += search(work, some, recompute=recompute)
     return found
@@ -364,10 +364,10 @@ def _plan(
         calibrated=made.calibrated,
         nearest=str(made.near.run) if made.near else None,
         hours=spent.train_hours if spent else None,
-        attempts=spent.attempts if spent and config.target == "slurm" else None,
+        attempts=spent.attempts if spent and TARGETS[config.target].repeats else None,
         dollars=spent.total if spent else None,
         dollars_by_item=spent.items if spent else {},
-        hours_by_stage=spent.hours if spent and config.target == "aws" else {},
+        hours_by_stage=spent.hours if spent and TARGETS[config.target].rented else {},
         unestimated=stages.unknown,
         dollars_per_million_tokens=spent.total / billed if spent and spent.total is not None and billed else None,
         tokens_per_dollar=speed.tokens * HOUR / (hourly.dollars_per_hour * machine.count)
@@ -412,7 +412,7 @@ def _calibration_warnings(
             f"uncalibrated: no training run was published for {where}; throughput is by peak ratio, off by "
             f"up to {exp(made.wide):.1f} times"
         )
-    if config.target == "aws" and (lack := sagemaker_lack(machine.type)):
+    if TARGETS[config.target].rented and (lack := sagemaker_lack(machine.type)):
         warnings.append(lack)
     if made.untried:
         first = _first_step_s(config, machine, prices)
@@ -437,10 +437,10 @@ def _stage_warnings(stages: StageEstimates, prices: Prices, region: str | None) 
 def _price_warnings(config: JobConfig, machine: Machine, used: Sequence[Price], *, known: bool) -> list[str]:
     """Name the prices that are guesses, and the one that is missing."""
     guesses = [f"price: {price}" for price in used if price.guess]
-    if known or config.target == "slurm":
+    if known or TARGETS[config.target].own_limits:
         return guesses
-    if config.target == "pai-dlc":
-        what = f"no price is known for {machine.type} on PAI-DLC"
+    if not TARGETS[config.target].sagemaker:
+        what = f"no price is known for {machine.type} {TARGETS[config.target].place}"
         return [f"{what}; give one as machines.{machine.type}.dollars_per_hour", *guesses]
     return [f"{_no_price(machine.type, _option(config))}; give one with --prices", *guesses]
 
@@ -487,7 +487,7 @@ def _preparing(config: JobConfig) -> str:
 
 def _attempt_s(config: JobConfig) -> float | None:
     """Time until an attempt is told to save; None if no further attempt follows by itself."""
-    if config.target != "slurm":
+    if not TARGETS[config.target].repeats:
         return None
     return (config.cluster.time or config.compute.max_run) - config.cluster.save_before
 

@@ -12,6 +12,7 @@ from smtrain.core.config.units import spell
 from smtrain.core.extras import MODULES
 from smtrain.core.facts import table
 from smtrain.core.protocol.entrypoints import EXTRAS, data_needs
+from smtrain.core.targets import TARGETS
 
 _DOCUMENT = 3000  # bytes
 _BANDS = 16  # of the default similarity and permutations
@@ -79,7 +80,7 @@ def preparing_warnings(
         out.append(f"prepare: on {where}, a GB of text takes {each}{whole}")
     if not data.prepared and (said := duplicates_warning(data, kind, assumptions or table("prices")["assumptions"])):
         out.append(said)
-    if config.target == "aws":
+    if TARGETS[config.target].rented:
         for need in data_needs(data.model_dump()):
             if need == "data.machines" and data.machines > 1:
                 continue  # Ray's wheel travels with the code

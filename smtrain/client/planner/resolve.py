@@ -23,12 +23,12 @@ from smtrain.core.config.training import RopeSection
 from smtrain.core.errors import ConfigError, JobError, reworded
 from smtrain.core.facts import instance, table
 from smtrain.core.facts.engines import engine_of, sagemaker_lack
-from smtrain.core.facts.sagemaker import ELSEWHERE
 from smtrain.core.model.families import ModelShape
 from smtrain.core.near import hint
 from smtrain.core.protocol.requests import stage_of
 from smtrain.core.protocol.uris import RUN
 from smtrain.core.public import public
+from smtrain.core.targets import TARGETS
 
 _LOADED: WeakValueDictionary[int, JobConfig] = WeakValueDictionary()
 """Configs that were loaded, by id: meshes are searched and faults looked for once, not in every call that takes one."""
@@ -196,7 +196,9 @@ def _settled(drafted: Draft, config: JobConfig) -> tuple[JobConfig, set[str]]:
         try:
             return with_sizes(config, auto=drafted.auto), set()
         except ConfigError as error:
-            if config.target != "aws" or not sagemaker_lack(config.compute.instance_type):  # which is reported instead
+            if not TARGETS[config.target].rented or not sagemaker_lack(
+                config.compute.instance_type
+            ):  # which is reported instead
                 drafted.faults += error.faults
     undecided = {"train.seq_len", "train.global_batch_size"} - {f"train.{key}" for key in config.train.model_fields_set}
     if "sequence_parallel" not in config.parallel.model_fields_set:
@@ -221,7 +223,7 @@ def planned_for(source: Source | None, *, set_: Sequence[str] = (), for_machines
     `for_machines`, whose instances were named.
     """
     config = _as_loaded(source, set_, sections) or draft(source, set_=set_, **sections).config
-    if config is not None and config.target in ELSEWHERE:
+    if config is not None and not TARGETS[config.target].sagemaker:
         return config.target
     said = config is not None and "target" in config.model_fields_set
     return "local" if config is not None and said and not for_machines and is_here(config) else "aws"
@@ -257,7 +259,7 @@ def subject(
     config = _as_loaded(source, set_, sections)
     if config is None or target != config.target:
         drafted = draft(source, set_=set_, target=target, **sections)
-        if target == "aws" and (one := _one_of(machines)) and _open_machine(drafted):
+        if target and TARGETS[target].rented and (one := _one_of(machines)) and _open_machine(drafted):
             sections = {**sections, "compute": {**(sections.get("compute") or {}), **one}}
             drafted = draft(source, set_=set_, target=target, **sections)
         try:

@@ -17,6 +17,7 @@ from smtrain.core.facts import instance
 from smtrain.core.facts.engines import EngineName, engine_of, is_gpu
 from smtrain.core.facts.trainium2 import torus_chip
 from smtrain.core.model.lora import linears
+from smtrain.core.targets import TARGETS
 
 NO_MESH = "compute.instance_count: no mesh of "
 """Beginning of the fault if no mesh fits and the config names none."""
@@ -43,7 +44,7 @@ def with_engine(config: JobConfig) -> JobConfig:
         config = _with(config, train={"weight_decay": 0.0})
     if "engine" in config.train.model_fields_set:
         return config
-    engine = "native" if config.target == "local" else engine_of(config.compute.instance_type)
+    engine = "native" if TARGETS[config.target].here else engine_of(config.compute.instance_type)
     return _with(config, train={"engine": engine})
 
 
@@ -81,7 +82,7 @@ def _sizes(config: JobConfig, *, auto: bool) -> JobConfig:
     if "seq_len" not in train and (longest := positions_of(config)):
         config = _with(config, train={"seq_len": min(config.train.seq_len, longest)})
     given = "parallel" in config.model_fields_set
-    if auto or (not given and config.target == "aws"):
+    if auto or (not given and TARGETS[config.target].rented):
         try:
             shape_of(config), Machine.of_config(config)
         except ConfigError:

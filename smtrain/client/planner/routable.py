@@ -16,6 +16,7 @@ from smtrain.client.planner.workload import shape_of
 from smtrain.core.config.schema import JobConfig
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts.trainium2 import SIDE, Group, instead, torus_chip, torus_sentence, untiled
+from smtrain.core.targets import TARGETS
 
 _MOST = 16
 """Hosts that a remedy proposes at most, unless the config has more."""
@@ -24,7 +25,7 @@ _MOST = 16
 def torus_faults(config: JobConfig) -> Iterator[Fault]:
     """The fault of a mesh that cannot run on the config's machines; on this machine CPUs run any mesh."""
     compute, chip = config.compute, torus_chip(config.compute.instance_type, config.lnc)
-    group = None if config.target == "local" or not mesh_fits(config) else broken_group(config)
+    group = None if TARGETS[config.target].here or not mesh_fits(config) else broken_group(config)
     if group is not None and chip is not None:
         yield (
             {*MESH_KEYS, "model.path", "train.global_batch_size"},

@@ -10,6 +10,7 @@ from smtrain.client.planner.preparing import reading_seconds
 from smtrain.client.planner.stages import machine_for
 from smtrain.client.planner.workload import described_of, shape_of, text_bytes
 from smtrain.core.config import JobConfig
+from smtrain.core.targets import TARGETS
 from smtrain.stages import stage_named, stages_of
 
 
@@ -36,7 +37,7 @@ class StageEstimates:
             if need is None:
                 unknown[name] = "nothing is assumed about it"
                 continue
-            if config.target != "aws" and not stage.accelerated:
+            if not TARGETS[config.target].rented and not stage.accelerated:
                 unknown[name] = "the planner knows the CPU machines of AWS only"
                 continue
             kind = machine.type if stage.accelerated else machine_for(config, name, described)

@@ -24,6 +24,7 @@ from smtrain.core.errors import ConfigError
 from smtrain.core.facts import instance
 from smtrain.core.files import home_path
 from smtrain.core.machine import cores_here, gpus_here, memory_here, name_here
+from smtrain.core.targets import TARGETS
 from smtrain.stages import stages_of
 
 PROCESS = 0.35 * GIB
@@ -34,7 +35,7 @@ PROCESS = 0.35 * GIB
 def is_here(config: JobConfig) -> bool:
     """Whether a run uses this machine as it is, not as a stand-in for the instances that the config names."""
     compute = config.compute
-    if config.target != "local" or config.own_machine is not None:
+    if not TARGETS[config.target].here or config.own_machine is not None:
         return False
     return "instance_type" not in compute.model_fields_set or instance(compute.instance_type) is None
 
@@ -45,7 +46,7 @@ def processes_here(config: JobConfig) -> int | None:
     One replica of the model for each GPU that mesh and batch can use; on CPUs one replica, whose threads use all cores.
     """
     compute, parallel, train = config.compute, config.parallel, config.train
-    if config.target != "local" or "instance_type" in compute.model_fields_set:
+    if not TARGETS[config.target].here or "instance_type" in compute.model_fields_set:
         return None
     if "processes_per_instance" in compute.model_fields_set:
         return None

@@ -13,6 +13,7 @@ from smtrain.core.config.units import spell
 from smtrain.core.facts import instance
 from smtrain.core.facts.images import unpatched
 from smtrain.core.facts.trainium2 import FLASH_HEAD, FLASH_LENGTHS, flash_lack
+from smtrain.core.targets import TARGETS
 from smtrain.core.text import with_article
 
 THIN = 0.1
@@ -44,12 +45,12 @@ def run_warnings(
             f"compute.max_run: {spell(limit)} ends before the first checkpoint at {spell(first)} "
             f"(train.save_interval {config.train.save_interval}): nothing would be kept"
         )
-    elif wall > limit and config.target != "slurm":
+    elif wall > limit and not TARGETS[config.target].repeats:
         out.append(
             f"compute.max_run: {spell(limit)} is shorter than the run's {spell(wall)}; it would stop and have to be "
             "started again"
         )
-    elif wall > (1 - THIN) * limit and config.target != "slurm":
+    elif wall > (1 - THIN) * limit and not TARGETS[config.target].repeats:
         out.append(
             f"compute.max_run: {spell(limit)} leaves {1 - wall / limit:.0%} more than the run's {spell(wall)}, and a "
             "plan is not so exact; raise it"
@@ -88,7 +89,7 @@ def slow_stop(config: JobConfig, step_s: float, save_s: float) -> str | None:
 
 def image_warnings(config: JobConfig) -> list[str]:
     """Warn if AWS no longer patches the image."""
-    warning = unpatched(config.compute.image) if config.target == "aws" else None
+    warning = unpatched(config.compute.image) if TARGETS[config.target].rented else None
     return [f"compute.image: {warning}"] if warning else []
 
 

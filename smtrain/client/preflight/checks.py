@@ -34,9 +34,9 @@ from smtrain.client.preflight.context import Check, Context, Unplanned, Unreache
 from smtrain.client.preflight.findings import Finding, Report
 from smtrain.core.config import JobConfig, Stage
 from smtrain.core.errors import ConfigError, JobError
-from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.model.hf_folder import folder_of
 from smtrain.core.public import public
+from smtrain.core.targets import TargetName
 from smtrain.core.text import Say
 from smtrain.stages import stages_of
 
@@ -107,7 +107,7 @@ def check(
         place = target_of(config, target)
     except ConfigError as error:
         return Report(_of_config(error))
-    if place.queues:
+    if place.record.queues:
         return _of_queue(config, place, [stage] if stage else stages_of(config, place.name))
     return _all(config, place.name, [stage] if stage else stages_of(config, place.name), others)
 
@@ -214,9 +214,9 @@ def before(chain: Chain, stages: Sequence[Stage], say: Say) -> None:
     A local run is only checked against this machine and the image of its containers. The price is left out, as the
     command line has already asked about it.
     """
-    if chain.target.queues:
+    if chain.target.record.queues:
         report = Report(tuple(_look_at_queue(chain, stages)))
-    elif chain.target.name == "aws":
+    elif chain.target.record.rented:
         report = look(chain, stages, without=["price"])
     else:
         context = Context(chain, stages)

@@ -78,7 +78,7 @@ class Context:
 
     @property
     def on_aws(self) -> bool:
-        return self.chain.target.name == "aws"
+        return self.chain.target.record.rented
 
     @cached_property
     def requests(self) -> dict[Stage, dict[str, Any]]:

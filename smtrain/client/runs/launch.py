@@ -23,7 +23,7 @@ from smtrain.core.config import JobConfig, Stage
 from smtrain.client.config.load import Source
 from smtrain.core.config.units import spell
 from smtrain.core.errors import ConfigError, JobError
-from smtrain.core.facts.sagemaker import TargetName
+from smtrain.core.targets import TargetName
 from smtrain.core.git import TAG, committed
 from smtrain.core.interrupts import Interrupted, gently
 from smtrain.core.protocol.log_lines import Line
@@ -205,7 +205,7 @@ def _run(
     if check:
         _require_checkpoints(chain, stages)
         look_first(chain, [stage for stage in stages if not chain.known(stage)], say)
-    if chain.target.chains:
+    if chain.target.record.chains:
         notify.ready(chain, stages, say)
         _queue(chain, stages, done, say, on_line, view, again=again, wait=wait)
         if wait:
@@ -293,7 +293,7 @@ def _queue(
 
 
 def _start(chain: Chain, plan: StagePlan, say: Say, *, again: bool) -> Job:
-    if chain.target.queues:
+    if chain.target.record.queues:
         return queued.submit(chain, plan, say, again=again)[0]
     if plan.stage == "train" and not plan.running:
         graphs.announce(chain.target, chain.config, plan.request, say)

@@ -25,7 +25,7 @@ from smtrain.core import text
 from smtrain.core.config import JobConfig, Stage
 from smtrain.client.config.load import Source
 from smtrain.core.errors import ConfigError, JobError
-from smtrain.core.facts.sagemaker import TargetName
+from smtrain.core.targets import TargetName
 from smtrain.core.public import public
 from smtrain.core.text import Say
 from smtrain.stages import stages_of
@@ -74,12 +74,12 @@ def pipeline(
     """
     config = load_config(source, set_=set_, target=target, **sections)
     place = target_of(config, target)
-    if place.queues:
+    if place.record.queues:
         raise ConfigError(
             [f"target: {place.name} has no SageMaker pipelines; `smtrain run` runs the whole chain"],
             code="config.combination",
         )
-    if start and place.name == "local":
+    if start and place.record.here:
         raise ConfigError(
             ["start: the control plane keeps pipelines and runs none; `smtrain run` does the stages"],
             code="config.combination",

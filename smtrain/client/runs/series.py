@@ -26,7 +26,7 @@ from smtrain.client.config.load import Source, draft
 from smtrain.core.config.training import RopeSection
 from smtrain.core.config.units import spell
 from smtrain.core.errors import ConfigError, JobError, SmtrainError
-from smtrain.core.facts.sagemaker import TargetName
+from smtrain.core.targets import TARGETS, TargetName
 from smtrain.core.protocol.uris import RUN
 from smtrain.core.text import Say
 from smtrain.stages import stages_of
@@ -147,7 +147,7 @@ def overview(links: Sequence[Link]) -> str:
 def _planned(config: JobConfig) -> Plan | None:
     """The plan of a run; None if it cannot be planned, or is a trial of instances on this machine, which costs nothing
     and takes another time."""
-    if config.target == "local" and not is_here(config):
+    if TARGETS[config.target].here and not is_here(config):
         return None
     try:
         return plan_here(config, measure=False) if is_here(config) else plan(config)

@@ -42,7 +42,7 @@ def chosen(target: Target, config: JobConfig) -> Generation | None:
     if wanted == "boto3":
         return None
     if wanted == "auto":
-        return installed() if target.name == "aws" else None
+        return installed() if target.record.rented else None
     if (present := installed()) != wanted:
         extra = {"v3": "aws", "v2": "sdk-v2"}[wanted]
         raise ConfigError(

@@ -59,10 +59,8 @@ class RequestTrainer(ModelTrainer):  # type: ignore[misc]  # the SDK is not type
         job._set_client_context(session=self.sagemaker_session.boto_session)
         self._latest_training_job = job
         if wait:
-            from smtrain.client.follow.follower import PACES
-
             watch(self._target, name, lines=bool(logs))
-            Patience(PACES[self._target.name].limit).call(_refresh, job=job)
+            Patience(self._target.pace.limit).call(_refresh, job=job)
         return None
 
     def _create_training_job_args(self, input_data_config: Any = None, boto3: bool = False) -> dict[str, Any]:

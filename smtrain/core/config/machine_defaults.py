@@ -11,6 +11,7 @@ from smtrain.core.config.schema import JobConfig
 from smtrain.core.config.training import Train
 from smtrain.core.facts.engines import is_gpu, is_neuron
 from smtrain.core.machine import gpus_here
+from smtrain.core.targets import TARGETS
 
 Kind = Literal["gpu", "neuron", "cpu"]
 
@@ -26,7 +27,7 @@ def kind_of(config: JobConfig) -> Kind:
     own, named = config.own_machine, config.compute.instance_type
     if own is not None:
         return own.kind
-    if config.target == "local":
+    if TARGETS[config.target].here:
         return "gpu" if gpus_here() else "cpu"
     return "neuron" if is_neuron(named) else "gpu" if is_gpu(named) else "cpu"
 

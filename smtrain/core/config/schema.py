@@ -19,8 +19,8 @@ from smtrain.core.config.section import Section
 from smtrain.core.config.track import Track
 from smtrain.core.config.training import Model, Parallel, Train
 from smtrain.core.facts.engines import cores_of, lnc_of
-from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.model.extension import extended
+from smtrain.core.targets import GRACE, TargetName
 
 Stage = str
 """Name of a stage; smtrain.stages describes each."""
@@ -105,7 +105,7 @@ class JobConfig(Section):
     @property
     def stop_grace(self) -> int:
         """Seconds between SIGTERM and SIGKILL: SageMaker's 120, or what the config asks for."""
-        return self.pai.grace if self.target == "pai-dlc" else 120
+        return self.pai.grace if self.target == "pai-dlc" else GRACE
 
     @property
     def world_size(self) -> int:

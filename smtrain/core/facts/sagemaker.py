@@ -2,21 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
-TargetName = Literal["local", "aws", "slurm", "pai-dlc"]
-"""Backends of jobs: the control plane of this machine, AWS, a Slurm cluster, Alibaba Cloud PAI-DLC."""
-
-ELSEWHERE: dict[TargetName, str] = {"slurm": "slurm:", "pai-dlc": "pai-dlc:"}
-"""Backends whose machines are not SageMaker's, so that only the user's own prices apply; each with the beginning of the
-ARN that its jobs are given here."""
-
-
-def elsewhere(arn: str) -> TargetName | None:
-    """The backend that gave a job this ARN; None for SageMaker."""
-    return next((target for target, start in ELSEWHERE.items() if arn.startswith(start)), None)
-
-
 ENDED = ("Completed", "Failed", "Stopped")
 """Final values of TrainingJobStatus (API_DescribeTrainingJob)."""
 

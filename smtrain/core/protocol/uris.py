@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from smtrain.core.targets import TARGETS
+
 HUBS = ("hf://", "modelscope://")
 """Schemes of models that stage fetch downloads: the Hugging Face hub, or a mirror of it, and ModelScope."""
 HUB = re.compile(r"(hf|modelscope)://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
@@ -132,7 +134,7 @@ def data_source(uri: str) -> dict[str, str] | None:
 
 def object_store(target: str) -> str:
     """Scheme of the target's object store: s3://, for PAI-DLC oss://."""
-    return "oss://" if target == "pai-dlc" else "s3://"
+    return TARGETS[target].store
 
 
 A_URI = {"s3://": "an s3:// URI", "oss://": "an oss:// URI"}
@@ -142,5 +144,5 @@ A_URI = {"s3://": "an s3:// URI", "oss://": "an oss:// URI"}
 def readable_schemes(target: str, *, mounted: bool = False) -> tuple[str, ...]:
     """Schemes of what a target's jobs can read, other than hubs: its object store, with `mounted` AWS's file systems,
     and file://, which stands for a path that the jobs see (load.py)."""
-    file_systems = ("fsx://", "efs://") if mounted and target != "pai-dlc" else ()
-    return (object_store(target), *file_systems, *(("file://",) if target in ("slurm", "pai-dlc") else ()))
+    record = TARGETS[target]
+    return (record.store, *(record.file_systems if mounted else ()), *(("file://",) if record.paths else ()))

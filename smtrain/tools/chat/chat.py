@@ -11,9 +11,9 @@ from smtrain.client.launch.names import checked
 from smtrain.core.doing import doing
 from smtrain.core.errors import CheckpointError, ConfigError
 from smtrain.core.extras import collector_paused
-from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.model.chat_options import checked_options
 from smtrain.core.public import public
+from smtrain.core.targets import TargetName
 from smtrain.core.text import Say
 from smtrain.tools.chat.conversation import Chat, Conversation, EndpointChat, Speaker
 from smtrain.tools.chat.resolve_model import FoundModel, find, find_trained

@@ -10,8 +10,8 @@ from typing import Any
 from smtrain.client.backends.sagemaker.calls import unnamed
 from smtrain.client.backends.sagemaker.target import Target
 from smtrain.core.errors import CheckpointError, ConfigError, JobError
-from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.public import public_class
+from smtrain.core.targets import TARGETS, TargetName
 from smtrain.core.text import clean
 from smtrain.worker.generation.sampling import Sampling
 
@@ -174,7 +174,7 @@ class EndpointChat(Chat):
     ) -> None:  # fmt: skip
         super().__init__([Speaker("", None, False, Conversation(system, turns))], sampling)
         self.endpoint, self._options = endpoint, options or {}
-        self._place = Target(target if target == "local" else "aws")
+        self._place = Target("local" if target and TARGETS[target].here else "aws")
 
     def stream(self, text: str) -> Iterator[tuple[str, str]]:
         """(name, piece of the answer), as it comes; a partial answer is kept if the caller stops early.

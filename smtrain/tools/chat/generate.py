@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from smtrain.core.doing import doing
 from smtrain.core.errors import ConfigError, DataError, first_line
-from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.files import only_writer
 from smtrain.core.model.chat_options import checked_options
 from smtrain.core.near import near_path
 from smtrain.core.public import public
+from smtrain.core.targets import TargetName
 from smtrain.core.text import Say
 from smtrain.tools.chat.chat import Models, chosen, known_settings, loaded
 from smtrain.worker.generation.sampling import Sampling

@@ -16,7 +16,6 @@ from smtrain.client.backends.sagemaker.target import unknown_run
 from smtrain.client.jobs.copies import StoreCopy
 from smtrain.core.config.pai import OSS
 from smtrain.core.errors import CheckpointError, JobError
-from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.files import home, read_value
 from smtrain.core.model.hf_folder import ADAPTER, folder_of, is_adapter, tokenizer_in
 from smtrain.core.model.hf_folder import weights_in as first_of_weights
@@ -31,6 +30,7 @@ from smtrain.core.model.remedies import (
 )
 from smtrain.core.near import near_path
 from smtrain.core.protocol.uris import RUN, RUN_NAME, not_here, respelled
+from smtrain.core.targets import TargetName
 from smtrain.core.text import Say
 from smtrain.tools.chat.far_place import FarPlace
 from smtrain.worker.checkpoint.storage import LocalPlace, Place

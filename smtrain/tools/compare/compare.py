@@ -10,9 +10,9 @@ from math import isfinite, nan
 from typing import Any, Literal, get_args
 
 from smtrain.core.errors import ConfigError, DataError
-from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.near import hint
 from smtrain.core.public import public
+from smtrain.core.targets import TargetName
 from smtrain.tools.compare.series import Series, with_tokens
 from smtrain.tools.compare.sources import read
 

@@ -13,10 +13,10 @@ from typing import Any
 from smtrain.client.backends.sagemaker.target import unknown_run
 from smtrain.core.errors import DataError, JobError
 from smtrain.core.extras import missing
-from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.near import near_path
 from smtrain.core.protocol.log_lines import step_record
 from smtrain.core.protocol.requests import rate_changes
+from smtrain.core.targets import TargetName
 from smtrain.tools.compare.series import Series, series
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf)"
@@ -177,7 +177,7 @@ def _dollars_per_hour(description: dict[str, Any], target: Any) -> float | None:
     from smtrain.client.follow.money import known_prices
     from smtrain.core.protocol.requests import groups_of
 
-    if target.name == "local":
+    if target.record.here:
         return None
     option = "spot" if description.get("EnableManagedSpotTraining") else "on_demand"
     prices = known_prices(target.name)

@@ -11,8 +11,8 @@ from smtrain.client.jobs.job import Job
 from smtrain.client.launch import names
 from smtrain.core import text
 from smtrain.core.errors import JobError
-from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.public import public
+from smtrain.core.targets import TargetName
 from smtrain.core.text import Say
 from smtrain.tools.chat.resolve_model import find
 from smtrain.tools.report.gather import RunAccount, gather

@@ -16,7 +16,7 @@ from smtrain.client.follow.reading import pages
 from smtrain.client.jobs.job import Job
 from smtrain.client.jobs.listing import list_jobs
 from smtrain.core.errors import JobError
-from smtrain.core.facts.sagemaker import ENDED, TargetName
+from smtrain.core.facts.sagemaker import ENDED
 from smtrain.core.git import commit_of
 from smtrain.core.protocol.log_lines import (
     MACHINE,
@@ -31,6 +31,7 @@ from smtrain.core.protocol.log_lines import (
     warning,
 )
 from smtrain.core.protocol.requests import is_of_here, rate_changes, stage_of
+from smtrain.core.targets import TargetName
 from smtrain.plane.hosts import known
 from smtrain.stages import STAGES
 
@@ -148,7 +149,7 @@ def gather(name: str, target: TargetName | None = None) -> RunAccount:
 
 def _account(place: JobPlace, job: Job) -> JobAccount:
     stage, description = (stage_of(job.name) or ("", ""))[1], job.describe()
-    cost = cost_of(description, region=place.region_name(), local=place.name == "local")
+    cost = cost_of(description, region=place.region_name(), local=place.record.here)
     began = int(description["CreationTime"].timestamp() * 1000) - 60_000
     steps: list[Line] = []
     if stage == "train":
@@ -171,16 +172,16 @@ def _config(run: RunAccount) -> dict[str, Any]:
         compute = whole.setdefault("compute", {})
         if is_of_here(description):
             compute.pop("instance_type", None)  # the default, which the machine is not
-        elif train.stage == "train" and not run.target.queues:
+        elif train.stage == "train" and not run.target.record.queues:
             compute["volume_gb"] = description["ResourceConfig"]["VolumeSizeInGB"]
         compute["max_run"] = description["StoppingCondition"]["MaxRuntimeInSeconds"]
         if description.get("EnableManagedSpotTraining"):
             compute["spot"] = True
-        if run.target.queues:
+        if run.target.record.queues:
             compute.setdefault("instance_type", description["ResourceConfig"]["InstanceType"])
         if run.target.name in ("aws", "pai-dlc"):
             compute["image"] = description["AlgorithmSpecification"]["TrainingImage"]
-        if run.target.name == "aws":
+        if run.target.record.rented:
             compute["region"] = run.target.region_name()
         base = description["OutputDataConfig"]["S3OutputPath"].removesuffix(f"/{run.name}/jobs")
         whole |= _section(run.target) or {"output": {"s3_uri": base}}
@@ -195,10 +196,10 @@ def _config(run: RunAccount) -> dict[str, Any]:
 
 def _section(place: JobPlace) -> dict[str, Any]:
     """The section that describes a backend with one of its own, which the configs of its jobs leave out."""
-    if not place.queues:
+    if not place.record.queues:
         return {}
     section = queue(place).section.model_dump(mode="json", exclude_defaults=True)
-    return {{"slurm": "cluster"}.get(place.name, "pai"): section}
+    return {str(place.record.section): section}
 
 
 def _of_command(job: JobAccount) -> dict[str, Any]:
@@ -211,7 +212,7 @@ def _of_command(job: JobAccount) -> dict[str, Any]:
 def _original(config: dict[str, Any], place: JobPlace) -> tuple[dict[str, Any], dict[str, str]]:
     """The config of a local run with the paths that its inputs were uploaded from, and their digests by path, because
     no other machine knows the S3 of this one. The config of another target is unchanged."""
-    if place.name != "local":
+    if not place.record.here:
         return config, {}
     origins, digests = known(), {}
 

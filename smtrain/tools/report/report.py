@@ -16,11 +16,12 @@ from smtrain.client.jobs.job import Job
 from smtrain.core.config.units import spell
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts import instance
-from smtrain.core.facts.sagemaker import ENDED, TargetName
+from smtrain.core.facts.sagemaker import ENDED
 from smtrain.core.files import write_atomically
 from smtrain.core.pages.charts import chart
 from smtrain.core.pages.page import Cell, number, render
 from smtrain.core.public import public
+from smtrain.core.targets import TargetName
 from smtrain.plane.hosts import read
 from smtrain.tools.report.gather import JobAccount, RunAccount, gather
 from smtrain.tools.report.installed import commands
@@ -32,7 +33,6 @@ from smtrain.worker.evaluation.report import metric_of, sentences
 _GENERATOR = "smtrain report"
 _MARK = f'<meta name="generator" content="{_GENERATOR}">'
 _WAITING = ("Starting", "Pending", "LaunchingMLInstances")
-_PLACES = {"local": "this machine", "slurm": "a Slurm cluster", "pai-dlc": "Alibaba Cloud PAI-DLC"}
 
 
 @public
@@ -98,7 +98,7 @@ def page(run: RunAccount, failures: Sequence[str] = ()) -> str:
         title=f"{run.name}: report",
         generator=_GENERATOR,
         run=run,
-        place=_PLACES.get(run.target.name) or f"AWS, {run.target.region_name()}",
+        place=f"AWS, {run.target.region_name()}" if run.target.record.rented else run.target.record.title,
         state=state,
         tone=tone,
         facts=_facts(run, records),
@@ -282,7 +282,7 @@ def _portion(portion: Portion, spent: float) -> list[Cell | str]:
 
 def _environment(run: RunAccount) -> list[tuple[str, str]]:
     job = run.last("train") or run.jobs[-1]
-    description, local = job.description, run.target.name == "local"
+    description, local = job.description, run.target.record.here
     image = _image(run, job)
     rows = [("image", image) if image else ("ran", "as processes, in no container")]
     rows.append(("machines", job.cost.machines))
@@ -308,7 +308,7 @@ def _image(run: RunAccount, job: JobAccount) -> str | None:
     if run.target.name == "slurm":
         container: str | None = run.config.get("cluster", {}).get("container")
         return container
-    if run.target.name == "local" and read(run.target.tags(job.description)).run_in not in ("docker", "auto"):
+    if run.target.record.here and read(run.target.tags(job.description)).run_in not in ("docker", "auto"):
         return None
     image: str = job.description["AlgorithmSpecification"]["TrainingImage"]
     return image
@@ -322,7 +322,7 @@ def config_text(run: RunAccount) -> str:
 def _own_machine(run: RunAccount) -> list[str]:
     """A comment on the machine of the user's own that the config names, and whose entry its jobs do not have."""
     name = run.config.get("compute", {}).get("instance_type")
-    if not run.target.queues or not name or name.startswith("ml.") or instance(name):
+    if not run.target.record.queues or not name or name.startswith("ml.") or instance(name):
         return []
     return [f"# first describe {name} under machines in run.yaml (docs/gpus.md): its jobs do not keep that entry"]
 

@@ -22,10 +22,10 @@ from smtrain.core.facts import instance, table
 from smtrain.core.facts.engines import is_gpu
 from smtrain.core.facts.images import serving_image
 from smtrain.core.facts.names import instance_meant
-from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.model.footprint import CONTEXT, GIB, cache_of
 from smtrain.core.near import nearest
 from smtrain.core.public import public
+from smtrain.core.targets import TargetName
 from smtrain.core.text import Say
 from smtrain.tools.chat.resolve_model import FoundModel, find
 from smtrain.tools.serve import requests
@@ -35,7 +35,6 @@ _USED, _REST = 0.9, 1.5 * GIB
 """Share of a device's memory that vLLM takes, and its need there besides weights and cache."""
 _SHORTEST_S = 900
 """An endpoint takes minutes to start; a shorter time would delete it before it answers."""
-_LOOK_S = {"local": 0.2, "aws": 15.0}
 
 
 @dataclass(frozen=True)
@@ -290,7 +289,7 @@ def _follow(place: Target, name: str, say: Say) -> str:
             )
         if status not in ("Creating", "Updating", "SystemUpdating"):
             return status
-        time.sleep(_LOOK_S[place.name])
+        time.sleep(place.pace.look)
 
 
 def _announced(spec: EndpointSpec, hourly: float | None, price: Any, until: datetime.datetime | None) -> str:
@@ -300,7 +299,7 @@ def _announced(spec: EndpointSpec, hourly: float | None, price: Any, until: date
 
 
 def _how(place: Target, spec: EndpointSpec, status: str) -> str:
-    if place.name == "local":
+    if place.record.here:
         return f"{spec.name} is {status}; on this machine it is a record alone, and `smtrain serve` is what answers"
     return (
         f'{spec.name} is {status}; ask it by InvokeEndpoint with OpenAI\'s JSON and "model": "{spec.name}"; '

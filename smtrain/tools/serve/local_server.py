@@ -24,8 +24,8 @@ from typing import Any, Literal, get_args
 from smtrain.core import text
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.extras import present
-from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.near import hint
+from smtrain.core.targets import TargetName
 from smtrain.core.text import Say
 from smtrain.tools.chat.resolve_model import FoundModel, find
 from smtrain.worker.generation.memory_fit import refuse_too_large

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 
-from smtrain.client.follow.follower import PACES
 from smtrain.client.jobs.job import Job
 from smtrain.client.launch import queued
 from smtrain.client.launch.one_job import standing, submit
@@ -76,7 +75,7 @@ class TrialLoop:
                 self._start(trial)
             if not self._running():
                 return self.trials
-            time.sleep(max(1.0, PACES[self.base.target.name].poll))
+            time.sleep(max(1.0, self.base.target.pace.poll))
 
     def _running(self) -> list[Trial]:
         return [trial for trial in self.trials if trial.status == "running"]
@@ -104,7 +103,7 @@ class TrialLoop:
             plan = standing(chain, chain.plan("train"))
             if plan.done:
                 job = plan.done
-            elif self.base.target.queues:
+            elif self.base.target.record.queues:
                 job, _ = queued.submit(chain, plan, _quiet)
             else:
                 job = submit(chain, plan, _quiet)

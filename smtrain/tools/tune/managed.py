@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from smtrain.client.backends.sagemaker.target import Target
-from smtrain.client.follow.follower import PACES
 from smtrain.client.launch import names
 from smtrain.core.config import JobConfig
 from smtrain.core.config.schema import digest
@@ -139,7 +138,7 @@ def follow(place: Target, name: str, keys: Sequence[str], say: Say) -> list[Tria
                 say(f"trial {trial.number}: {values}: {trial.job} {trial.status}{value}")
         if ended:
             break
-        time.sleep(PACES[place.name].poll)
+        time.sleep(place.pace.poll)
     if description["HyperParameterTuningJobStatus"] == "Failed" and not any(t.status == "finished" for t in trials):
         raise JobError(
             f"tuning job {name} failed: {description.get('FailureReason', 'SageMaker does not say why')}",

@@ -24,10 +24,10 @@ from smtrain.core import text
 from smtrain.core.config import JobConfig, Stage
 from smtrain.core.config.schema import digest
 from smtrain.core.errors import ConfigError, JobError
-from smtrain.core.facts.sagemaker import ELSEWHERE, TargetName
 from smtrain.core.files import home, only_writer, replacing_files
 from smtrain.core.interrupts import gently
 from smtrain.core.public import public
+from smtrain.core.targets import TARGETS, TargetName
 from smtrain.core.text import Say
 from smtrain.stages import stage_named, stages_before, stages_of
 from smtrain.tools.tune import managed
@@ -81,7 +81,7 @@ def tune(
     config, axes = _settled(source, over, max_jobs, parallel, budget, set_, target, sections)
     place = target_of(config, target)
     limits = _limits(config, axes, max_jobs, parallel, budget, early_stop)
-    search = search_of(axes, limits.max_jobs, config.train.seed) if place.name != "aws" else None
+    search = search_of(axes, limits.max_jobs, config.train.seed) if not place.record.rented else None
     if out is not None and Path(out).is_file():
         raise ConfigError(f"out: {out} is a file; name a folder", code="config.wrong_value")
     earlier = [stage for stage in stages_of(config, place.name) if stage in stages_before("train")]
@@ -128,7 +128,7 @@ def _settled(
         raise ConfigError(faults, code="config.wrong_value")
     axes = axes_of([over] if isinstance(over, str) else over)
     config = load_config(source, set_=set_, target=target, **sections)
-    if config.target in ELSEWHERE and (ranged := [str(axis) for axis in axes if axis.ranged]):
+    if not TARGETS[config.target].sagemaker and (ranged := [str(axis) for axis in axes if axis.ranged]):
         raise ConfigError(
             f"--over {ranged[0]}: target {config.target} tries combinations alone; name values, with commas between",
             code="config.combination",

@@ -13,11 +13,12 @@ from botocore.exceptions import CredentialRetrievalError, TokenRetrievalError, U
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from smtrain.client.backends.base import Pace
 from smtrain.client.backends.sagemaker import retry as patience_module
 from smtrain.client.backends.sagemaker.retry import Patience
 from smtrain.client.follow import follower as follower_module
 from smtrain.client.follow import merge
-from smtrain.client.follow.follower import Change, Cursor, Follower, Pace
+from smtrain.client.follow.follower import Change, Cursor, Follower
 from smtrain.client.follow.merge import ReorderBuffer
 from smtrain.client.follow.reading import MINUTE, LogReading, SeenEvents, last_lines
 from smtrain.core.errors import JobError
@@ -26,7 +27,7 @@ from tests.tiers import examples
 
 from .cloudwatch import Logs, SageMaker, description, error, target, unreachable
 
-QUICK = Pace(0.001, 0.002, 0.01, 0.005, 60, ((0, 5), (0.01, 120), (0.05, 3600)), 60)
+QUICK = Pace(0.001, 0.002, 0.01, 0.005, 60, ((0, 5), (0.01, 120), (0.05, 3600)), 60, (0.1, 1), 0.1)
 T = 1_795_262_400_000
 
 # host, second it was written, text, and the reading before which it arrives: few texts and seconds, so that lines

@@ -21,7 +21,7 @@ import smtrain
 from smtrain.client.backends.sagemaker.target import Target
 from smtrain.client.jobs.listing import list_jobs
 from smtrain.client.launch import one_job as submit
-from smtrain.client.launch.pools import PACE, waiting
+from smtrain.client.launch.pools import waiting
 from smtrain.client.sdk.session import answer_was_lost
 from testing.plane import Plane
 
@@ -251,8 +251,9 @@ def test_ctrl_c_says_what_it_leaves(
 @pytest.mark.parametrize("target", ["aws", "local"])
 def test_patience_is_counted_from_the_first_attempt(target: Any) -> None:
     now = [1000.0]
-    patience = waiting(6 * 3600, target, clock=lambda: now[0])
-    first, longest = PACE[target]
+    pace = Target(target).pace
+    patience = waiting(6 * 3600, pace, clock=lambda: now[0])
+    first, longest = pace.pauses
     pauses = []
     while (pause := patience.pause()) is not None:
         pauses.append(pause)

@@ -9,10 +9,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cached_property
+from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
-from smtrain.client.backends.base import Body
+from smtrain.client.backends.base import Body, Pace
 from smtrain.client.backends.description import (
     JobState,
     JobTimes,
@@ -31,6 +32,7 @@ from smtrain.core.config.pai import OSS, Pai
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.facts.sagemaker import ENDED
 from smtrain.core.protocol.requests import stage_of
+from smtrain.core.targets import TARGETS
 from smtrain.core.text import Say, json_text, say
 
 # Status of GetJob (its reference, 2026-11) in SageMaker's terms, with the secondary status.
@@ -67,10 +69,13 @@ class PaiPlace:
             if getattr(self.section, key) is None:
                 raise ConfigError(f"pai.{key}: is missing; name one, such as {example}", code="config.missing_key")
 
-    queues = True
-    """PAI-DLC keeps a job until it has machines."""
-    chains = False
-    """It has no dependencies between jobs: a stage is created when the previous one has ended."""
+    record = TARGETS["pai-dlc"]
+
+    @property
+    def grace(self) -> int:
+        return self.section.grace
+
+    pace = Pace(5, 5, 20, 15, 120, ((0, 20), (30, 120), (300, 600), (inf, 3600)), 3600, (60, 900), 10)
 
     @cached_property
     def cloud(self) -> Cloud:

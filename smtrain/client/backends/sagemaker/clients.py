@@ -19,7 +19,7 @@ from smtrain.client.backends.sagemaker.calls import (
 )
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.extras import collector_paused
-from smtrain.core.facts.sagemaker import ELSEWHERE, TargetName
+from smtrain.core.targets import TARGETS, TargetName, TargetRecord
 
 # The file in which Studio, its spaces and notebook instances describe themselves (SageMaker Developer Guide).
 STUDIO = Path("/opt/ml/metadata/resource-metadata.json")
@@ -38,10 +38,14 @@ class Clients:
     region: str | None = None
 
     def __post_init__(self) -> None:
-        if self.name not in get_args(TargetName) or self.name in ELSEWHERE:
+        if self.name not in get_args(TargetName) or not self.record.sagemaker:
             raise ConfigError(
                 f"target: got {self.name!r}; it is local, aws, slurm or pai-dlc", code="config.wrong_value"
             )
+
+    @property
+    def record(self) -> TargetRecord:
+        return TARGETS[self.name]
 
     @cached_property
     def session(self) -> boto3.Session:

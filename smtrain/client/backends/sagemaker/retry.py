@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 from smtrain.client.backends.sagemaker.calls import FULL
 from smtrain.core.errors import JobError
-from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.interrupts import interruptible, pause
+from smtrain.core.targets import TargetName
 
 _Some = TypeVar("_Some")
 

@@ -6,10 +6,11 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
-from smtrain.client.backends.base import JobPlace, TokenExpiredError
+from smtrain.client.backends.base import JobPlace, Pace, TokenExpiredError
 from smtrain.client.backends.sagemaker.calls import PERSIST_S
 from smtrain.client.backends.sagemaker.clients import Clients
 from smtrain.client.backends.sagemaker.retry import Patience
@@ -19,6 +20,10 @@ from smtrain.core.facts.sagemaker import ENDED, LOG_GROUP
 from smtrain.core.near import nearest
 from smtrain.core.protocol.requests import stage_of
 from smtrain.core.protocol.uris import split_uri
+from smtrain.core.targets import GRACE
+
+_HERE = Pace(0.5, 0.3, 10, 0.3, 120, ((0, 5), (10, 120), (300, 3600)), 120, (0.5, 5), 0.2)
+_AWS = Pace(5, 5, 20, 15, 120, ((0, 20), (30, 120), (300, 600), (inf, 3600)), 3600, (60, 900), 10)
 
 _TRIES = 4
 
@@ -27,9 +32,11 @@ _TRIES = 4
 class Target(Clients):
     """The SageMaker backend (`backends.base.JobPlace`)."""
 
-    queues = False
-    chains = False
-    """SageMaker has no job dependencies: a stage is created when the previous one has ended."""
+    grace = GRACE
+
+    @property
+    def pace(self) -> Pace:
+        return _HERE if self.record.here else _AWS
 
     def base(self, uri: str | None) -> str:
         return (uri or f"s3://{self.default_bucket()}/smtrain").rstrip("/")
@@ -176,7 +183,7 @@ def unknown_run(sentence: str, name: str, place: JobPlace, near: str = "", code:
     """The error for a name that no run or job has; `near` is a better idea than a similar name of a run."""
     side = {"local": "here", "aws": "on AWS"}.get(place.name, f"on target {place.name}")
     near = near or (near_run(name) if place.name == "local" else "")
-    listing = f"smtrain list --target {place.name}" if place.queues else "smtrain list"
+    listing = f"smtrain list --target {place.name}" if place.record.queues else "smtrain list"
     return JobError(f"{sentence} of this name {side}; {near}`{listing}` lists the existing ones", code=code)
 
 

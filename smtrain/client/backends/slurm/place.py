@@ -7,9 +7,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
+from smtrain.client.backends.base import Pace
 from smtrain.client.backends.description import definitions, final_metrics, summary
 from smtrain.client.backends.job_registry import CLUSTERS
 from smtrain.client.backends.sagemaker.retry import outlasting
@@ -36,6 +38,7 @@ from smtrain.client.backends.slurm.state import (
 )
 from smtrain.core.config.cluster import Cluster
 from smtrain.core.errors import ConfigError, JobError
+from smtrain.core.targets import GRACE, TARGETS
 from smtrain.core.text import Say, say
 
 _LAST_LINES = 200  # of a job's log: the totals of a stage are among them
@@ -117,9 +120,10 @@ class SlurmPlace:
         return str(self.section.shared)
 
     # ---- what a request is filled in with
-    queues = True
-    chains = True
-    """Slurm starts each stage after the previous one, so all are submitted at once."""
+    record = TARGETS["slurm"]
+    grace = GRACE
+    # Nodes write the files of logs through a shared folder, whose clients cache for some seconds.
+    pace = Pace(2, 2, 20, 4, 120, ((0, 20), (30, 120), (300, 600), (inf, 3600)), 3600, (0.5, 5), 2)
 
     def region_name(self) -> str:
         return "us-east-1"  # its prices are the estimate for machines elsewhere

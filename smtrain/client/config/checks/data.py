@@ -16,12 +16,12 @@ from smtrain.core.config.outputs import LONG_TASKS, POSITIONS, Evaluate
 from smtrain.core.config.schema import TESTS_CHANNEL, JobConfig, other_inputs
 from smtrain.core.errors import ConfigError, Sentence
 from smtrain.core.extras import MODULES, missing, present
-from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.files import read_value
 from smtrain.core.model.hf_folder import tokenizer_in
 from smtrain.core.near import near_path
 from smtrain.core.protocol.entrypoints import EXTRAS, data_needs
 from smtrain.core.protocol.uris import A_URI, object_store, readable_schemes, respelled
+from smtrain.core.targets import TARGETS, TargetName
 from smtrain.core.yaml_text import YamlError, parse
 
 
@@ -141,7 +141,7 @@ def data_faults(config: JobConfig) -> Iterator[Fault]:
             )
     yield from broken((*OBJECTIVE, *(PRETRAIN_ONLY if config.train.objective != "pretrain" else ())), config)
     yield from broken((*(MEGATRON if config.data.format == "megatron" else ()), PHONES, TEMPLATE), config)
-    if config.target == "local" and config.local.run_in == "sandbox":  # the job runs with this machine's packages
+    if TARGETS[config.target].here and config.local.run_in == "sandbox":  # the job runs with this machine's packages
         for need in data_needs(config.data.model_dump()):
             lacking = next((name for name in MODULES[EXTRAS[need]] if not present(name)), None)
             if lacking:

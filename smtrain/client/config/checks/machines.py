@@ -16,6 +16,7 @@ from smtrain.core.facts import instance
 from smtrain.core.facts.engines import TRAINIUM2, lnc_fault, sagemaker_lack
 from smtrain.core.facts.trainium2 import instead, pairs_of, torus_chip, untiled
 from smtrain.core.protocol.uris import A_URI, data_source, is_mounted, object_store
+from smtrain.core.targets import TARGETS
 
 MESH_KEYS = {
     "parallel.tp", "parallel.pp", "parallel.dp", "parallel.cp",
@@ -84,7 +85,7 @@ def _not_divided(config: JobConfig) -> str:
 def _on_torus(config: JobConfig) -> tuple[int, int] | None:
     """The (tp, pp) most like the config's that the machines' torus connects; None if it has no such rule."""
     chip = torus_chip(config.compute.instance_type, config.lnc)
-    if chip is None or config.own_machine is not None or config.target == "local":
+    if chip is None or config.own_machine is not None or TARGETS[config.target].here:
         return None
     return instead(config.parallel.tp, config.parallel.pp, config.world_size, config.processes_per_instance, chip)
 
@@ -199,7 +200,7 @@ def machine_faults(config: JobConfig) -> Iterator[Fault]:
     """Machines, network and names that cannot be used together."""
     yield from broken(COMPUTE, config)
     yield from _name_faults(config)
-    if config.target == "aws":
+    if TARGETS[config.target].rented:
         compute = config.compute
         if fault := lnc_fault(compute.instance_type, compute.environment, config.processes_per_instance):
             yield {"compute.environment", "compute.processes_per_instance", "compute.instance_type"}, fault
@@ -239,7 +240,7 @@ def _name_faults(config: JobConfig) -> Iterator[Fault]:
 def _own_machine_fault(config: JobConfig) -> str | None:
     """The reason why a machine other than SageMaker's cannot train this run."""
     name = config.compute.instance_type
-    if config.target == "aws" and config.own_machine is None and (lack := sagemaker_lack(name)):
+    if TARGETS[config.target].rented and config.own_machine is None and (lack := sagemaker_lack(name)):
         return f"{lack}; {trainium2_instead(config)}"
     if config.target == "pai-dlc":
         return None if config.own_machine else (
@@ -248,11 +249,11 @@ def _own_machine_fault(config: JobConfig) -> str | None:
     if name.startswith("ml.") or (config.own_machine is None and instance(name)):
         return None
     if config.own_machine is None:
-        described = f", or describe {name} under machines" if config.target == "slurm" else ""
+        described = f", or describe {name} under machines" if TARGETS[config.target].own_limits else ""
         return f"{name} is no instance type; take one, such as ml.p5.48xlarge{described}"
-    if config.target == "slurm":
+    if TARGETS[config.target].own_limits:
         return None
-    where = "AWS has no such type" if config.target == "aws" else "this machine runs jobs of any instance type"
+    where = "AWS has no such type" if TARGETS[config.target].rented else "this machine runs jobs of any instance type"
     return (
         f"{name} is a machine of yours, and {where}; name an instance type, and plan with `smtrain plan CONFIG "
         f"--machines {name}:1`"

@@ -9,6 +9,7 @@ from typing import Any
 from smtrain.core.config.schema import JobConfig
 from smtrain.core.facts.trainium2 import Group, pairs_of, torus_chip, untiled
 from smtrain.core.model.families import ModelShape
+from smtrain.core.targets import TARGETS
 
 _DEGREES = ("tp", "pp", "cp", "ep", "dp")
 BATCH = "train.global_batch_size"
@@ -24,7 +25,7 @@ def mesh_instead(config: JobConfig, shape: ModelShape, faults_of: Callable[[JobC
     nearest = sorted(_candidates(config, shape), key=lambda values: _distance(config, values))
     for values in nearest:
         other = _with(config, values)
-        torn = config.target != "local" and unconnected_group(other, tied=shape.tied)
+        torn = not TARGETS[config.target].here and unconnected_group(other, tied=shape.tied)
         if not torn and accepted.issuperset(faults_of(other)):
             return would_do(_changes(config, values))
     return would_do(_changes(config, nearest[0]))  # the other faults name their own remedies

@@ -10,6 +10,7 @@ from smtrain.core.config.schema import JobConfig
 from smtrain.core.config.training import BatchRamp
 from smtrain.core.facts.engines import engine_fault, is_neuron, no_gpu_for_fp16, precision_fault
 from smtrain.core.facts.image_fit import unsuited
+from smtrain.core.targets import TARGETS
 
 _KEY = "train.validation"
 
@@ -103,7 +104,7 @@ def machine_fault(config: JobConfig) -> str | None:
 
     NxD lays its groups out for the chip, so it needs a Neuron type even if it runs on CPUs.
     """
-    if config.target == "local" and not (config.train.engine == "nxd" and is_neuron(config.compute.instance_type)):
+    if TARGETS[config.target].here and not (config.train.engine == "nxd" and is_neuron(config.compute.instance_type)):
         return None
     return engine_fault(config.train.engine, config.compute.instance_type)
 
@@ -111,7 +112,9 @@ def machine_fault(config: JobConfig) -> str | None:
 def _image_fault(config: JobConfig) -> str | None:
     """The reason why the image cannot train. Only on AWS: the control plane needs no image, or uses its own."""
     image, compute = config.compute.image, config.compute
-    return unsuited(image, config.train.engine, compute.instance_type) if image and config.target == "aws" else None
+    return (
+        unsuited(image, config.train.engine, compute.instance_type) if image and TARGETS[config.target].rented else None
+    )
 
 
 def _micro_batches(config: JobConfig) -> int:

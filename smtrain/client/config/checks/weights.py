@@ -48,6 +48,7 @@ from smtrain.core.protocol.uris import (
     readable_schemes,
     respelled,
 )
+from smtrain.core.targets import TARGETS
 from smtrain.core.text import with_article
 
 _SCHEMES = ("demo://", RUN, *HUBS)
@@ -307,7 +308,7 @@ def shape_faults(config: JobConfig, described: dict[str, object]) -> Iterator[Fa
         yield (
             {"model.path", "train.engine"},
             f"model.path: engine nxd trains no {shape.family} models; set train.engine: native"
-            + ("" if config.target == "local" else " and take ml.p5.48xlarge or ml.trn2.48xlarge, which run it"),
+            + ("" if TARGETS[config.target].here else " and take ml.p5.48xlarge or ml.trn2.48xlarge, which run it"),
         )
     if config.train.adapter and not config.export.merge and is_multimodal(described):
         yield (
