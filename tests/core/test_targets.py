@@ -28,9 +28,10 @@ def compared(source: str) -> Iterator[int]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Compare) and _texts(node.left, *node.comparators) & set(TARGETS):
             yield node.lineno
-        keys = _texts(*filter(None, node.keys)) if isinstance(node, ast.Dict) else set()
-        if keys and keys <= set(TARGETS):
-            yield node.lineno
+        elif isinstance(node, ast.Dict):
+            keys = _texts(*filter(None, node.keys))
+            if keys and keys <= set(TARGETS):
+                yield node.lineno
 
 
 def _texts(*nodes: ast.expr) -> set[str]:

@@ -6,7 +6,7 @@ import datetime
 from dataclasses import dataclass
 from typing import Any
 
-from smtrain.client.planner.cost import HOUR, Price, Prices
+from smtrain.client.prices import HOUR, Price, Prices
 from smtrain.core.config.units import spell
 from smtrain.core.files import home
 from smtrain.core.protocol.requests import groups_of, is_of_here, machines_of

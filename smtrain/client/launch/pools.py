@@ -44,7 +44,7 @@ class Pool:
 
 def available(target: Target) -> list[Pool]:
     """The warm pools of the account and region that a job could reuse now, the oldest first."""
-    from smtrain.client.planner.cost import Prices, own_prices
+    from smtrain.client.prices import Prices, own_prices
 
     prices = Prices(own_prices())
     pools = []

@@ -2,120 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields
-from math import ceil, exp, expm1, inf, isfinite, sqrt
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import ceil, exp, expm1, inf, sqrt
 
-from smtrain.client.config.yaml_file import read_toml
 from smtrain.client.planner.machines import Machine, Work
 from smtrain.client.planner.memory import checkpoint_bytes
-from smtrain.core.config.error_messages import unknown_key
-from smtrain.core.errors import ConfigError
-from smtrain.core.facts import table
-from smtrain.core.files import home_path
-from smtrain.core.near import nearest
-from smtrain.core.targets import TARGETS
-
-HOUR = 3600.0
-_OPTIONS = ("on_demand", "spot", "reserved")
-
-
-@dataclass(frozen=True)
-class Price:
-    """The price of one instance for an hour, with its source."""
-
-    type: str
-    option: str
-    region: str
-    dollars_per_hour: float
-    date: str
-    source: str
-    guess: bool = False
-    """Derived or second-hand; not a list price."""
-
-    def __str__(self) -> str:
-        return (
-            f"{self.dollars_per_hour:.2f} $/h {self.type} {self.option.replace('_', ' ')} {self.region} "
-            f"({'a guess, ' if self.guess else ''}{self.date}, {self.source})"
-        )
-
-
-class Prices:
-    """The shipped prices, and the user's, which win. Raises `ConfigError` for a file in another format.
-
-    For targets slurm and pai-dlc only the user's rows count: the shipped ones are SageMaker's.
-    """
-
-    def __init__(self, file: str | Path | None = None, mine: Sequence[Price] = (), target: str | None = None) -> None:
-        shipped = table("prices")
-        own = _own(Path(file)) if file else {}
-        self._rows = [*(shipped["rows"] if target is None or TARGETS[target].sagemaker else ()), *own.get("rows", [])]
-        self.assumptions: dict[str, float] = {**shipped["assumptions"], **own.get("assumptions", {})}
-        self._prices = [Price(**row) for row in self._rows]
-        self._prices += mine
-
-    def find(self, type_: str, option: str, region: str | None) -> Price | None:
-        """The last matching row of this region, else of any region; None without one."""
-        fit = [p for p in self._prices if p.type == type_ and p.option == option]
-        here = [p for p in fit if p.region == region]
-        found = here or fit
-        return found[-1] if found else None
-
-
-def _own(file: Path) -> dict[str, Any]:
-    """The user's rows and assumptions. Raises `ConfigError` for unknown keys and values of the wrong type."""
-    found = read_toml(file, "prices", "name a TOML file of prices")
-    assumptions = table("prices")["assumptions"]
-    faults = [f"{key}: {_unknown(key, ('rows', 'assumptions'))}" for key in found.keys() - {"rows", "assumptions"}]
-    given, rows = found.get("assumptions", {}), found.get("rows", [])
-    if not isinstance(given, dict):
-        faults.append("assumptions: must be a table, `[assumptions]`")
-    elif wrong := [key for key in given if key not in assumptions]:
-        faults += [f"assumptions.{key}: {_unknown(key, assumptions)}" for key in wrong]
-    else:
-        faults += [f"assumptions.{key}: got {value!r}; a number above 0 is needed"
-                   for key, value in given.items()
-                   if not _is_number(value) or value < 0 or (value == 0 and not key.endswith("_minutes"))]  # fmt: skip
-    if not isinstance(rows, list):
-        faults.append("rows: must be a list, `[[rows]]`")
-    else:
-        faults += [f"a row of prices is wrong ({fault})" for row in rows if (fault := _row_fault(row))]
-    if faults:
-        raise ConfigError(
-            [f"{file}: {fault}; core/facts/prices.toml shows the format" for fault in faults], code="config.wrong_value"
-        )
-    return found
-
-
-def _row_fault(row: Any) -> str | None:
-    """The first fault of a row of the user's file."""
-    kinds = {one.name: one.type for one in fields(Price)}
-    if not isinstance(row, dict):
-        return "it is no table; write `[[rows]]` above its keys"
-    for key in row.keys() - kinds.keys():
-        return f"{key}: {_unknown(key, kinds)}"
-    for key, kind in kinds.items():
-        if key not in row and key != "guess":
-            return f"{key} is missing"
-        value = row.get(key, False)
-        if kind == "float" and not (_is_number(value) and value >= 0):
-            return f"{key}: got {value!r}; a number of at least 0 is needed"
-        if kind == "str" and not isinstance(value, str):
-            return f"{key}: got {value!r}; text is needed, in quotes"
-        if kind == "bool" and not isinstance(value, bool):
-            return f"{key}: got {value!r}; it is true or false"
-    return None if row["option"] in _OPTIONS else f"option: got {row['option']!r}; it is {' or '.join(_OPTIONS)}"
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
-
-
-def _unknown(key: str, known: Iterable[str]) -> str:
-    names = list(known)
-    return unknown_key(nearest(key, names), names)
+from smtrain.client.prices import HOUR, Price, Prices
 
 
 @dataclass(frozen=True)
@@ -209,9 +102,3 @@ def cost(
         if (row := rows[stage.name]) is not None:
             items[stage.name] = stage.seconds / HOUR * row.dollars_per_hour * stage.machines
     return Cost(items, used, sum(items.values()), hours, attempts, by_stage)
-
-
-def own_prices() -> Path | None:
-    """The user's price list in $SMTRAIN_HOME, if it exists."""
-    file = home_path() / "prices.toml"
-    return file if file.is_file() else None

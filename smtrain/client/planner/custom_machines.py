@@ -9,8 +9,8 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from smtrain.client.config.yaml_file import read_yaml
-from smtrain.client.planner.cost import Price
 from smtrain.client.planner.machines import Machine
+from smtrain.client.prices import Price
 from smtrain.core.config import JobConfig
 from smtrain.core.config.compute import MachineEntry, MachineName
 from smtrain.core.config.error_messages import key_of, sentence_of

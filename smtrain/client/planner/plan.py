@@ -12,7 +12,7 @@ from typing import Any, Literal
 from smtrain.client.config.load import Source
 from smtrain.client.planner import reference_pass, settle
 from smtrain.client.planner.calibration import Correction, Near, best_published, correction, nearest, width_of
-from smtrain.client.planner.cost import HOUR, Cost, Price, Prices, Saving, cost, own_prices, saving
+from smtrain.client.planner.cost import Cost, Saving, cost, saving
 from smtrain.client.planner.custom_machines import machine_of, machines_known, own_price_rows
 from smtrain.client.planner.gpu_options import GpuOptions
 from smtrain.client.planner.kernels import kernels_of
@@ -37,6 +37,7 @@ from smtrain.client.planner.warnings import (
 )
 from smtrain.client.planner.what_if import Limits, Way, dollars, larger_batch
 from smtrain.client.planner.workload import about_model, described_of, model_name, shape_of, text_bytes, work_of
+from smtrain.client.prices import HOUR, Price, Prices, own_prices
 from smtrain.core.config import JobConfig
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts.engines import EngineName, engine_fault, engine_of, sagemaker_lack

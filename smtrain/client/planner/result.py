@@ -6,9 +6,10 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from smtrain.client.planner.cost import Price, Saving
+from smtrain.client.planner.cost import Saving
 from smtrain.client.planner.gpu_options import GpuOptions
 from smtrain.client.planner.machines import Mesh
+from smtrain.client.prices import Price
 from smtrain.core.config.units import counted, spell
 from smtrain.core.text import span
 from smtrain.stages import STAGES

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from smtrain.client.planner.cost import Prices, StageEstimate
+from smtrain.client.planner.cost import StageEstimate
 from smtrain.client.planner.machines import Machine
 from smtrain.client.planner.preparing import reading_seconds
 from smtrain.client.planner.stages import machine_for
 from smtrain.client.planner.workload import described_of, shape_of, text_bytes
+from smtrain.client.prices import Prices
 from smtrain.core.config import JobConfig
 from smtrain.core.targets import TARGETS
 from smtrain.stages import stage_named, stages_of

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from math import inf, isfinite
 
-from smtrain.client.planner.cost import HOUR, Cost, Saving
+from smtrain.client.planner.cost import Cost, Saving
 from smtrain.client.planner.machines import GIB, Machine, Mesh, Work, untiled_group
 from smtrain.client.planner.memory import host_memory
 from smtrain.client.planner.workload import positions_of
+from smtrain.client.prices import HOUR
 from smtrain.core.config import JobConfig
 from smtrain.core.config.units import spell
 from smtrain.core.facts import instance

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from smtrain.client.planner.cost import HOUR, Cost
+from smtrain.client.planner.cost import Cost
 from smtrain.client.planner.search import Candidate
+from smtrain.client.prices import HOUR
 from smtrain.core.config import JobConfig
 from smtrain.core.config.units import spell
 

@@ -14,7 +14,7 @@ from smtrain.client.backends.sagemaker.target import Target
 from smtrain.client.follow.money import known_prices
 from smtrain.client.jobs.listing import train_jobs
 from smtrain.client.launch.names import checked, schedule_name
-from smtrain.client.planner.cost import Price
+from smtrain.client.prices import Price
 from smtrain.core import botocore_models, text
 from smtrain.core.config.units import spell
 from smtrain.core.errors import ConfigError, JobError

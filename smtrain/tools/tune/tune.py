@@ -15,10 +15,10 @@ from smtrain.client.config.load import Source
 from smtrain.client.launch.inputs import upload_all
 from smtrain.client.launch.stages import Chain
 from smtrain.client.launch.wheels import travelling
-from smtrain.client.planner.cost import HOUR, Prices, own_prices
 from smtrain.client.planner.plan import plan
 from smtrain.client.planner.resolve import load_config
 from smtrain.client.preflight.checks import before
+from smtrain.client.prices import HOUR, Prices, own_prices
 from smtrain.client.runs.launch import launch
 from smtrain.core import text
 from smtrain.core.config import JobConfig, Stage

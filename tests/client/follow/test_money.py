@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from smtrain.client.follow.money import cost_of
-from smtrain.client.planner.cost import Prices
+from smtrain.client.prices import Prices
 
 from .cloudwatch import BEGAN, description
 

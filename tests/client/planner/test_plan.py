@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 
 import smtrain
 from smtrain.cli.plan import app
-from smtrain.client.planner.cost import Prices, saving
+from smtrain.client.planner.cost import saving
 from smtrain.client.planner.machines import Machine, Work, named_shape
+from smtrain.client.prices import Prices
 from smtrain.core.errors import ConfigError
 from tests.typed import typed
 

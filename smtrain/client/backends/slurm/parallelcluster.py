@@ -12,7 +12,7 @@ from typing import Any
 
 from smtrain.client.backends.slurm.network import region_faults
 from smtrain.client.config.checks.machines import trainium2_instead
-from smtrain.client.planner.cost import Prices, own_prices
+from smtrain.client.prices import Prices, own_prices
 from smtrain.core.config import JobConfig
 from smtrain.core.config.schema import inputs_of
 from smtrain.core.errors import ConfigError
