@@ -20,7 +20,7 @@ from pyarrow import fs
 from smtrain.worker.data.load.verify_on_read import OpenFiles
 from smtrain.worker.data.read import sources
 from smtrain.worker.data.read.cut import cut_file
-from smtrain.worker.data.read.object_store import WAITS, StorageError, open_file, retry
+from smtrain.worker.data.read.object_store import WAITS, StorageError, explain, open_file, retry
 from smtrain.worker.data.read.sources import SourceFile, find_files
 from tests.worker.data.tiny_s3 import tiny_s3
 
@@ -181,3 +181,10 @@ def test_a_file_that_only_tells_what_others_are_is_not_taken_for_empty(
         store.fault = lambda operation: None
         assert [file.name for file in find_files("s3://b/in")] == ["a.json", "b.arrow"]
     assert len(waits) == 1
+
+
+@pytest.mark.parametrize("status", [500, 503])
+def test_an_answer_without_a_name_is_explained_by_its_status(status: int) -> None:
+    busy = OSError(f"AWS Error UNKNOWN (HTTP status {status}) during HeadObject operation: No response body.")
+    assert explain(busy) == f"S3 answered HeadObject with HTTP {status}; try again in a minute"
+    assert "may have expired" in explain(OSError(str(busy).replace(str(status), "400")))

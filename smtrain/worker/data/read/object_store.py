@@ -98,7 +98,12 @@ def explain(error: BaseException) -> str:
     if match is None:
         return f"{first_line(error)}; check the URI and your permissions"
     name = _answer(error)
-    return (_FINAL | _LATER).get(name) or f"S3 answered {match[3]} with {name}; check the URI and your permissions"
+    if known := (_FINAL | _LATER).get(name):
+        return known
+    if name in ("UNKNOWN", "INTERNAL_FAILURE"):
+        status = f"HTTP {match[2]}" if match[2] else "an internal error"
+        return f"S3 answered {match[3]} with {status}; try again in a minute"
+    return f"S3 answered {match[3]} with {name}; check the URI and your permissions"
 
 
 def retry(

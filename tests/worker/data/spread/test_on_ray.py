@@ -33,6 +33,7 @@ from smtrain.worker.data.prepare.spread.driver import Spread
 from smtrain.worker.data.prepare.spread.on_ray import RayExecutor
 from smtrain.worker.data.prepare.spread.places import SharedPlace
 from smtrain.worker.data.prepare.spread.ray_address import answers
+from smtrain.worker.data.read.object_store import StorageError
 from tests.worker.data.corpora import digest
 from tests.worker.data.tiny_s3 import TinyS3, tiny_s3
 
@@ -493,3 +494,24 @@ def test_a_cluster_that_dies_without_a_finished_task_ends_the_job_with_a_sentenc
     with pytest.raises(SystemExit, match="has died 5 times without finishing a task"):
         dies(0)
     assert place.record(nodes.MEETING) == {"ended": True}, "the other machines end too"
+
+
+def test_a_host_outlasts_a_store_that_is_away_and_gives_up_after_the_time_for_a_first_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, answers = SharedPlace(str(tmp_path)), [StorageError("S3 asks to wait")] * 5
+    monkeypatch.setattr(nodes, "_LOOK_S", 0.001)
+    monkeypatch.setattr(nodes, "_OF_BEFORE", 0.0)
+
+    def record(name: str) -> dict[str, Any]:
+        if answers:
+            raise answers.pop()
+        return {"ended": True}
+
+    monkeypatch.setattr(place, "record", record)
+    nodes.join(place, "127.0.0.1", threading.Event())
+    assert answers == []
+    answers += [StorageError("S3 asks to wait")] * 10**4
+    monkeypatch.setattr(nodes, "COMES_WITHIN", 0.05)
+    with pytest.raises(StorageError, match="S3 asks to wait"):
+        nodes.join(place, "127.0.0.1", threading.Event())

@@ -37,6 +37,7 @@ from smtrain.worker.data.prepare.spread.on_ray import (
 from smtrain.worker.data.prepare.spread.places import SharedPlace
 from smtrain.worker.data.prepare.spread.ray_address import answers
 from smtrain.worker.data.prepare.spread.work import THREADS
+from smtrain.worker.data.read.object_store import StorageError
 
 T = TypeVar("T")
 MEETING = "cluster.json"
@@ -316,7 +317,12 @@ def join(place: SharedPlace, address: str, stop: threading.Event, cores: int | N
     began = seen = time.monotonic()
     try:
         while not stop.is_set():
-            now = place.record(MEETING) or {}
+            try:
+                now = place.record(MEETING) or {}
+            except StorageError:  # the cluster may do well, and the first host ends the job if its tasks fail too
+                if time.monotonic() - seen > COMES_WITHIN:
+                    raise
+                now = known
             if now.get("ended") and (known or time.monotonic() - began > _OF_BEFORE):
                 return
             now = {} if now.get("ended") else now
