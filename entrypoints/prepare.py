@@ -166,6 +166,7 @@ def stage(config: JobConfig, container: Container) -> None:
         workers=data.workers,
         shard_bytes=round(data.shard_size * 1e9),
         objective="dpo" if config.train.objective == "dpo" else "sft",
+        listings=container.listings,
     )
     prepared = prepare if config.train.objective == "pretrain" else prepare_sft
 

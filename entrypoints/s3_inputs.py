@@ -36,7 +36,10 @@ def listed(client: Any, bucket: str, prefix: str) -> list[tuple[str, str, int, s
 
 
 def synced(client: Any, uri: str, shared: Path, say: Any) -> Path:
-    """Copy a prefix's objects unless they are there; returns their folder. Raises SystemExit if it has no objects."""
+    """Copy a prefix's objects unless they are there; returns their folder.
+
+    Raises SystemExit if it has no objects, or if they change meanwhile.
+    """
     bucket, _, prefix = uri.removeprefix("s3://").partition("/")
     objects = listed(client, bucket, prefix)
     if not objects:
@@ -70,6 +73,8 @@ def synced(client: Any, uri: str, shared: Path, say: Any) -> Path:
             if time.monotonic() - said > SAY_S:
                 said = time.monotonic()
                 say(f"copied {done / 1e6:.1f} of {total / 1e6:.1f} MB")
+    if listed(client, bucket, prefix) != objects:
+        raise SystemExit(f"{uri} changed while it was copied to {data}; launch again when it is complete")
     rows = [{"key": key, "size": size, "etag": etag} for key, _, size, etag in objects]
     _write(manifest, json.dumps({"uri": uri, "objects": rows}, indent=1))
     shutil.rmtree(place / "parts", ignore_errors=True)  # also those of killed jobs

@@ -135,9 +135,11 @@ def answers(config: JobConfig) -> dict[str, str]:
     They are kept in $SMTRAIN_HOME/demo, so that a second call generates only the missing ones.
     """
     from smtrain.tools.chat.generate import generate
+    from smtrain.tools.chat.resolve_model import find
 
     section, chat = config.generate, config.train.objective != "pretrain"
-    key = json.dumps([config.model.path, section.prompts, chat, section.max_new_tokens, section.temperature])
+    model = [config.model.path, find(config.model.path).identity()]
+    key = json.dumps([model, section.prompts, chat, section.max_new_tokens, section.temperature])
     kept = home() / "demo" / f"answers-{sha256(key.encode()).hexdigest()[:12]}.jsonl"
     if kept.is_file():
         texts = [json.loads(line) for line in kept.read_text("utf-8").splitlines()]

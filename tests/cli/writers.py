@@ -18,7 +18,6 @@ import numpy as np
 from smtrain.cli import config, data, init
 from smtrain.client.follow import curve, tensorboard
 from smtrain.client.jobs import results
-from smtrain.core.demo.inputs import save_tokenizer
 from smtrain.core.errors import SmtrainError
 from smtrain.core.files import only_writer
 from smtrain.tools.compare import picture
@@ -37,9 +36,23 @@ from tests.worker.data.writer import IndexedWriter, save_manifest
 assert all((config, data, data_report, init))  # imported before the forks
 
 
+def plain_tokenizer(folder: Path) -> Path:
+    """A tokenizer of bytes, made without transformers, whose import takes seconds."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    folder.mkdir()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: number for number, letter in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(), decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<end>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text('{"eos_token": "<end>"}')
+    return folder
+
+
 def make_inputs(root: Path) -> None:
     """Two inputs of each kind."""
-    save_tokenizer(["hello world, this is text"] * 20, root / "tokenizer", vocabulary=300, end="<end>")
+    plain_tokenizer(root / "tokenizer")
     (root / "run.yaml").write_text(
         "name: run\nmodel:\n  path: demo://tiny-llama\ndata:\n  path: demo://python-stdlib\n"
     )

@@ -45,7 +45,7 @@ def submit(chain: Chain, plan: StagePlan, say: Say, *, again: bool = False) -> J
     that it leaves.
     """
     if plan.running and not again:
-        say(f"{plan.running.name} is running already; joining it")
+        say(f"{plan.running.name} is running already; joining it{plan.stale_note(plan.running)}")
         return plan.running
     if other := plan.writer:
         raise JobError(

@@ -26,7 +26,7 @@ def submit_chain(chain: Chain, stages: Sequence[Stage], say: Say, *, again: bool
         plan = chain.plan(stage)
         heading = f"[{number}/{len(stages)}] {stage}"
         if plan.done and not again:
-            say(f"{heading}: done before by {plan.done.name}")
+            say(f"{heading}: done before by {plan.done.name}{plan.stale_note(plan.done)}")
             jobs[stage] = plan.done
             continue
         jobs[stage], after = submit(chain, plan, say, again=again, after=after)

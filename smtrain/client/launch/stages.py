@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,12 +17,14 @@ from smtrain.client.launch.digests import UPLOADS, upload_digests
 from smtrain.client.launch.environment import environment
 from smtrain.client.launch.image_pattern import resolved as with_whole_image
 from smtrain.client.launch.inputs import Resolved, Upload, resolve
+from smtrain.client.launch.listings import changed_input, listings_of, record
 from smtrain.client.launch.request import create_training_job, image_of
 from smtrain.client.planner.settle import for_machines
 from smtrain.core.config import JobConfig, Stage
 from smtrain.core.config.machine_defaults import named
 from smtrain.core.config.schema import digest
 from smtrain.core.errors import ConfigError, JobError
+from smtrain.core.protocol.container import listings_name
 from smtrain.core.protocol.uris import HUBS
 from smtrain.stages import stage_named, stages_of
 from smtrain.stages.base import checkpoint_uri, output_uri
@@ -40,6 +43,8 @@ class StagePlan:
     """Attempts at this stage that the target knows, newest first."""
     writer: Job | None = None
     """With stage train: a job of the run that writes its checkpoints now, whatever its settings."""
+    listings: Mapping[str, str] = field(default_factory=dict)
+    """Digests of the user's own prefixes that the stage reads."""
 
     @property
     def done(self) -> Job | None:
@@ -48,6 +53,12 @@ class StagePlan:
     @property
     def running(self) -> Job | None:
         return next((job for job in self.earlier if job.known_running), None)
+
+    def stale_note(self, job: Job) -> str:
+        """A sentence, after a semicolon, if the job has read other files than its inputs have now; else empty."""
+        config = next(one for one in self.request["InputDataConfig"] if one["ChannelName"] == "config")
+        uri = changed_input(job.target, config["DataSource"]["S3DataSource"]["S3Uri"], job.name, self.listings)
+        return f"; {uri} has changed since, and --again (again=True) reads the new files" if uri else ""
 
 
 class Chain:
@@ -104,7 +115,9 @@ class Chain:
             shown = {**shown, "train": {**shown["train"], **named(for_machines(self.config).train)}}
         text = (json.dumps(shown, indent=2, sort_keys=True) + "\n").encode()
         config_uri = f"{root}/configs/{digest(shown)[:16]}/"
-        config = Upload(config_uri, (("config.json", text),))
+        listings = listings_of(self.target, self.given, inputs) if self.look else {}
+        kept = ((listings_name(name), record(listings)),) if listings else ()
+        config = Upload(config_uri, (("config.json", text), *kept))
         digests = upload_digests(inputs, self.resolved.uploads, config)
         needed = [upload for upload in self.resolved.uploads if upload.uri in inputs.values()]
         return StagePlan(
@@ -118,6 +131,7 @@ class Chain:
             ),
             tuple(earlier),
             next((job for job in siblings if job.known_running), None) if stage == "train" else None,
+            listings,
         )
 
     def output(self, stage: Stage) -> str | None:

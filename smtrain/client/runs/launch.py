@@ -110,7 +110,8 @@ def launch(
     chain = _chain(config, target, say)
     plan = standing(chain, chain.plan(stage))
     if plan.done and not again:
-        say(f"{plan.done.name} has done this already (output {plan.done.output}); --again (again=True) repeats it")
+        repeats = plan.stale_note(plan.done) or "; --again (again=True) repeats it"
+        say(f"{plan.done.name} has done this already (output {plan.done.output}){repeats}")
         return plan.done
     if check and not plan.running:
         _require_checkpoints(chain, [stage])
@@ -222,10 +223,11 @@ def _run(
         started = time.monotonic()
         heading = f"[{number}/{len(stages)}] {stage}"
         if plan.done and not again:
-            say(f"{heading}: done before by {plan.done.name}")
+            say(f"{heading}: done before by {plan.done.name}{plan.stale_note(plan.done)}")
             job, skipped = plan.done, True
         else:
-            say(f"{heading}: {plan.running.name if plan.running else plan.request['TrainingJobName']}")
+            name = plan.running.name if plan.running else plan.request["TrainingJobName"]
+            say(f"{heading}: {name}{plan.stale_note(plan.running) if plan.running else ''}")
             job, skipped = _start(chain, plan, say, again=again), False
             with notify.told_of(chain, stage, job, say):
                 _follow(job, say, on_line, view)

@@ -23,6 +23,11 @@ def ml_root() -> Path:
     return Path(os.environ.get("SMTRAIN_ML_ROOT", "/opt/ml"))
 
 
+def listings_name(job: str) -> str:
+    """The name of a file next to the stage's config: digests of the listings of the user's own prefixes, by URI."""
+    return f"{job}.inputs.json"
+
+
 @dataclass(frozen=True)
 class Container:
     """One host of a job."""
@@ -77,6 +82,12 @@ class Container:
     def job(self) -> str:
         """The job's name, as SageMaker passes it; empty in a shell."""
         return os.environ.get("TRAINING_JOB_NAME", "")
+
+    @property
+    def listings(self) -> str:
+        """The record of the user's prefixes when the job was launched (`listings_name`); empty without any."""
+        path = self.root / "input/data/config" / listings_name(self.job)
+        return path.read_text("utf-8", "replace") if path.is_file() else ""
 
     def report_failure(self, message: str) -> None:
         """Write the first failure of this host to the file from which SageMaker takes FailureReason.

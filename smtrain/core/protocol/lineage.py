@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from smtrain.core.digests import verified, with_digest
 from smtrain.core.files import write_atomically
 
 NAME = "line.json"
@@ -41,17 +42,18 @@ class Origin:
 
     def to_json(self) -> str:
         began = None if self.job is None else {"job": self.job, "step": self.step}
-        return json.dumps({"format": FORMAT, "version": VERSION, "number": self.number, "from": began}) + "\n"
+        content = {"format": FORMAT, "version": VERSION, "number": self.number, "from": began}
+        return json.dumps(with_digest(content)) + "\n"
 
     @classmethod
     def parse(cls, text: str | bytes) -> Origin | None:
-        """Parse a record; None for other text."""
+        """Parse a record; None for other text, and for a damaged one."""
         try:
-            content = json.loads(text)
+            content = verified(json.loads(text))
             began = content["from"] or {"job": None, "step": None}
             right = (content["format"], content["version"]) == (FORMAT, VERSION)
             return cls(int(content["number"]), began["job"], began["step"]) if right else None
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
 
 

@@ -174,9 +174,12 @@ def loaded(models: Models, processes: int | None, say: Say) -> tuple[Any, Any]:
 
 def _divided(source: FoundModel, processes: int | None, say: Say) -> Any:
     """The model over processes of this machine."""
+    from smtrain.worker.checkpoint.huggingface.damage import refuse_damaged
     from smtrain.worker.generation.ranks import load_divided, usual_processes
 
     folder = source.fetch(say)
+    if not source.checkpoint:
+        refuse_damaged(folder)
     count = processes or usual_processes(source.described, source.need.total)
     about = source.base.fetch(say) if source.base else folder
     began = time.monotonic()

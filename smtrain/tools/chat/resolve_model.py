@@ -33,6 +33,7 @@ from smtrain.core.protocol.uris import RUN, RUN_NAME, not_here, respelled
 from smtrain.core.targets import TargetName
 from smtrain.core.text import Say
 from smtrain.tools.chat.far_place import FarPlace
+from smtrain.worker.checkpoint.huggingface.damage import edited_files
 from smtrain.worker.checkpoint.storage import LocalPlace, Place
 from smtrain.worker.generation.memory_fit import WEIGHTS, Need, described_in, need_of, weights_in
 
@@ -74,12 +75,17 @@ class FoundModel:
         return [sorted(files), None if self.base is None else self.base.identity()]
 
     def fetch(self, say: Say) -> Path:
-        """The complete folder; files from an earlier call are not fetched again."""
-        if self.far is None:
-            return self.folder
-        free, missing = shutil.disk_usage(home()).free, self.far.missing_bytes
-        below = self.folder.relative_to(self.far.folder).as_posix()
-        uri = self.far.uri if below == "." else f"{self.far.uri}{below}/"
+        """The complete folder; files from an earlier call are not fetched again. Says which small files are edited."""
+        if self.far is not None:
+            self._copy(self.far, say)
+        if not self.checkpoint and (changed := edited_files(self.folder)):
+            say(f"{', '.join(changed)} in {self.folder} {'is' if len(changed) == 1 else 'are'} not as exported")
+        return self.folder
+
+    def _copy(self, far: StoreCopy, say: Say) -> None:
+        free, missing = shutil.disk_usage(home()).free, far.missing_bytes
+        below = self.folder.relative_to(far.folder).as_posix()
+        uri = far.uri if below == "." else f"{far.uri}{below}/"
         if missing > free:
             raise JobError(
                 f"{uri} holds {missing / 1e9:,.1f} GB more than is here, and {home()} has {free / 1e9:,.1f} "
@@ -88,8 +94,7 @@ class FoundModel:
             )
         if missing:
             say(f"fetching {missing / 1e9:,.2f} GB from {uri} into {self.folder}")
-        self.far.fetch()
-        return self.folder
+        far.fetch()
 
 
 def find(what: Any, target: TargetName | None = None) -> FoundModel:

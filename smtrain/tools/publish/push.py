@@ -16,6 +16,7 @@ from smtrain.core.public import public
 from smtrain.core.targets import TargetName
 from smtrain.core.text import Say
 from smtrain.tools.chat.resolve_model import FoundModel, find
+from smtrain.worker.checkpoint.huggingface.damage import refuse_damaged
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -74,6 +75,7 @@ def push(
     mine = _may_write(api)
     held = _held(api, repository, revision)
     folder = source.fetch(say)
+    refuse_damaged(folder)
     files = _files(folder)
     size = sum(path.stat().st_size for path in files.values())
     if held and not update and (others := _others(held, files)):

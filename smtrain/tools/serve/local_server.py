@@ -77,6 +77,9 @@ def serve(
         more = (*more, _TEMPLATE_OPTIONS[chosen], json.dumps(template_options))
     with closing(_bind(host, port)) as listening:  # before a long download
         folder = source.fetch(say).resolve()
+        from smtrain.worker.checkpoint.huggingface.damage import refuse_damaged
+
+        refuse_damaged(folder)
         if not source.is_adapter:
             from smtrain.worker.checkpoint.huggingface.folder import refuse_renamed
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
+from smtrain.core.digests import verified, with_digest
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.extras import missing
 from smtrain.core.files import read_object, write_atomically
@@ -119,7 +120,7 @@ class TuningRecord:
     def read(self) -> list[Trial]:
         """The trials of earlier calls. Raises `JobError` for a damaged file."""
         try:
-            content = read_object(self.path)
+            content = verified(read_object(self.path))
             if (content["format"], content["version"]) != (FORMAT, VERSION):
                 raise ValueError("it is from another version")
             return [
@@ -138,7 +139,7 @@ class TuningRecord:
         """Replace the file."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         content = {"format": FORMAT, "version": VERSION, "trials": [asdict(trial) for trial in trials]}
-        write_atomically(self.path, json.dumps(content) + "\n")
+        write_atomically(self.path, json.dumps(with_digest(content)) + "\n")
 
 
 _FINISHED, _OTHER, _BEST = "#1f77b4", "#999999", "#d95f02"

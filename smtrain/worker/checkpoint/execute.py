@@ -24,7 +24,7 @@ from smtrain.worker.checkpoint.conversion_plan import (
 )
 from smtrain.worker.checkpoint.sources import WeightSource
 from smtrain.worker.checkpoint.staging import JOURNAL, PARTIAL, Staging, is_unfinished, not_written, present, staged
-from smtrain.worker.checkpoint.storage import is_uri
+from smtrain.worker.checkpoint.storage import is_uri, refuse_changed
 from smtrain.worker.checkpoint.tensor_files import Job, TensorFile, run
 
 
@@ -34,7 +34,7 @@ def execute(source: WeightSource, target: Path | str, plan: ConversionPlan, over
     Without `overwrite`, the finished output of the same call is left. Raises CheckpointError if the source turns out
     broken, the target cannot be written or, without `overwrite`, other files would be replaced.
     """
-    work = fingerprint(source, plan)
+    work, read = fingerprint(source, plan), source.location.stamp()
     signed = None if overwrite else work
     if is_uri(target):
         from smtrain.worker.checkpoint.uploading import upload
@@ -50,6 +50,7 @@ def execute(source: WeightSource, target: Path | str, plan: ConversionPlan, over
                 return
             if not stage.complete:
                 _fill(source, stage, plan, signed)
+                refuse_changed(source.location, read)
             stage.publish((*plan.replaces, *map(escape, plan.extras)))
     except OSError as error:
         raise CheckpointError(not_written(target, error)) from None

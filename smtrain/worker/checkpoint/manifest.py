@@ -12,7 +12,6 @@ only rank 0's the manifest); after a restart SageMaker copies all files to all h
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import re
@@ -23,6 +22,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from smtrain.core.digests import DIGEST, digest_of, with_digest
 from smtrain.core.errors import CheckpointError, first_line
 from smtrain.core.files import read_whole, sync_folder, write_atomically
 from smtrain.core.model.families import ModelShape
@@ -39,7 +39,6 @@ log = logging.getLogger(__name__)
 FORMAT = "smtrain-native"
 VERSION = 1
 NAME = "manifest.json"
-DIGEST = "digest"
 _STEP = re.compile(r"step_(\d{8,})")
 
 Sizes = Mapping[str, int]
@@ -112,7 +111,7 @@ class Manifest:
         for key in ("adapter", "cut", "loss_scale"):
             if content[key] is None:
                 del content[key]
-        return json.dumps({**content, DIGEST: digest_of(content)}, indent=1) + "\n"
+        return json.dumps(with_digest(content), indent=1) + "\n"
 
     @classmethod
     def read(cls, checkpoint: Path) -> Manifest:
@@ -241,11 +240,6 @@ def renamed(folder: str, step: int) -> str | None:
     """The fault of a checkpoint of `step` in a folder named for another step, or None."""
     named = _STEP.fullmatch(folder)
     return f"it was written as step {step}: the folder was renamed" if named and int(named[1]) != step else None
-
-
-def digest_of(content: Mapping[str, Any]) -> str:
-    """The sha256 of a record's JSON."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def fault_at(location: Place) -> str | None:

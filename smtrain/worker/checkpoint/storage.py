@@ -241,6 +241,13 @@ class RemotePlace:
         return self._listed
 
 
+def refuse_changed(location: Place, before: list[list[Any]]) -> None:
+    """Raise CheckpointError if the files of a place are no longer those of an earlier `stamp`."""
+    now = RemotePlace(str(location)) if isinstance(location, RemotePlace) else location  # it lists only once
+    if now.stamp() != before:
+        raise CheckpointError(f"{location} changed while it was being read; run the same command again.")
+
+
 def read_text(location: Place, file: str, limit: int = 64 << 20) -> str:
     """Read a small file as text; raises CheckpointError if that fails."""
     size = location.files().get(file)

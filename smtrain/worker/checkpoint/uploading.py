@@ -26,7 +26,7 @@ from smtrain.worker.checkpoint.conversion_plan import (
 )
 from smtrain.worker.checkpoint.sources import WeightSource
 from smtrain.worker.checkpoint.staging import JOURNAL
-from smtrain.worker.checkpoint.storage import RemotePlace, UnreachableError, filesystem, patient
+from smtrain.worker.checkpoint.storage import RemotePlace, UnreachableError, filesystem, patient, refuse_changed
 from smtrain.worker.checkpoint.tensor_files import Job, TensorFile, run
 
 _PART = 8 << 20  # bytes of one part of a multipart upload
@@ -183,6 +183,7 @@ class _Writer:
         self, source: WeightSource, plan: ConversionPlan, signed: str | None, journal: _Journal, present: dict[str, Any]
     ) -> None:
         self._source, self._plan, self._signed, self._journal, self._present = source, plan, signed, journal, present
+        self._read = source.location.stamp()
         self._fs, self._prefix = journal.fs, journal.prefix
         self._progress, self._lock = ConversionProgress(plan), threading.Lock()
         self._open: list[_Upload] = []
@@ -210,6 +211,7 @@ class _Writer:
         while self._open:
             self._commit(self._open[0])
         self._remove(self._stale)
+        refuse_changed(self._source.location, self._read)
         for file, data in {
             **self._plan.extras,
             MANIFEST: manifest(self._plan, self._progress.crcs, self._signed),

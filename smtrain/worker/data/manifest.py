@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from smtrain.core.digests import verified, with_digest
 from smtrain.core.errors import DataError
 from smtrain.core.files import read_object, write_atomically
 from smtrain.core.protocol.container import PREPARED_FORMAT
@@ -149,14 +150,15 @@ class DatasetManifest:
         for name in ("noted", "examples", "near_duplicates", "unread"):
             if not fields[name]:
                 del fields[name]
-        write_atomically(folder / NAME, json.dumps(fields, indent=1, sort_keys=True) + "\n")
+        text = json.dumps(with_digest(fields), indent=1, sort_keys=True)
+        write_atomically(folder / NAME, f"{text}\n")
 
     @classmethod
     def load(cls, folder: Path) -> DatasetManifest:
         """Raises DataError if `folder` is not a prepared dataset, or has another format version."""
         path = folder / NAME
         try:
-            fields = retry(lambda: read_object(path))
+            fields = verified(retry(lambda: read_object(path)))
         except FileNotFoundError:
             raise DataError(
                 f"{folder} is not a prepared dataset (it has no {NAME}); run the prepare stage and give its output.",

@@ -12,6 +12,7 @@ from smtrain.core.config.outputs import NEEDLE
 from smtrain.core.errors import DataError
 from smtrain.core.files import replacing_files
 from smtrain.core.model.hf_folder import is_adapter
+from smtrain.worker.checkpoint.huggingface.damage import refuse_damaged
 from smtrain.worker.checkpoint.huggingface.folder import refuse_renamed
 from smtrain.worker.checkpoint.merge import refuse_other_base
 from smtrain.worker.evaluation import report
@@ -46,6 +47,8 @@ def evaluate(
                 code="checkpoint.missing",
             )
         refuse_renamed(folder)
+    for folder in filter(None, (model, base, under)):
+        refuse_damaged(folder)
     if adapter and under:
         refuse_other_base(model, under)
     whole, of_adapter = under if under and adapter else model, model if adapter else None

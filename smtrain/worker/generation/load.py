@@ -23,6 +23,7 @@ from smtrain.core.model.remedies import file_misfit, unreadable_quantization
 from smtrain.core.model.text_part import is_multimodal, text_part
 from smtrain.core.model.transformers_build import check_model, transformers_config
 from smtrain.core.text import with_article
+from smtrain.worker.checkpoint.huggingface.damage import refuse_damaged
 from smtrain.worker.checkpoint.huggingface.folder import HFSource
 from smtrain.worker.checkpoint.merge import refuse_other_base
 
@@ -94,8 +95,8 @@ class Loaded:
 def load(folder: Path, *, adapter: Path | None = None) -> Loaded:
     """Load a Hugging Face folder in its own number format, on an accelerator if there is one.
 
-    Raises `CheckpointError` if transformers does not load it, or builds another model than config.json describes, or if
-    the adapter is for another model.
+    Raises `CheckpointError` if transformers does not load it, or builds another model than config.json describes, if
+    exported weights are damaged, or if the adapter is for another model.
     """
     if not folder.is_dir():
         raise CheckpointError(
@@ -106,6 +107,8 @@ def load(folder: Path, *, adapter: Path | None = None) -> Loaded:
             f"{folder} holds a whole model and an adapter ({ADAPTER}), which transformers would add and training does "
             "not; move the adapter's files to a folder of their own, and name it as the adapter."
         )
+    for one in (folder, *([adapter] if adapter else [])):
+        refuse_damaged(one)
     try:
         described = read_value(folder / "config.json")
         known = isinstance(described, dict) and text_part(described).get("model_type") in FAMILIES

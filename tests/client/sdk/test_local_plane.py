@@ -77,7 +77,7 @@ def test_what_the_job_reads_is_uploaded_when_it_is_started(prepared: dict[str, A
     assert not list_objects(target, uris["config"])
     start(sdk_job)
     names = [item["Key"].rpartition("/")[2] for item in list_objects(target, uris["config"])]
-    assert names == ["config.json", "uploads.json"]
+    assert names == ["config.json", f"{sdk_job.job_name}.inputs.json", "uploads.json"]
     code = [item["Key"].rpartition("/code/")[2] for item in list_objects(target, uris["code"])]
     # Another job's image may lack wheels, which lie with the same code.
     assert [name.partition("/")[2] for name in code if "/wheels/" not in name] == ["bundle.tar.gz"]

@@ -22,7 +22,7 @@ from smtrain.worker.checkpoint.native.files import model_file, optimizer_file, w
 from smtrain.worker.checkpoint.native.reader import KINDS, Kind, StateReader
 from smtrain.worker.checkpoint.sources import WeightSource
 from smtrain.worker.checkpoint.staging import Staging, is_unfinished, not_written, present, staged
-from smtrain.worker.checkpoint.storage import is_uri
+from smtrain.worker.checkpoint.storage import is_uri, refuse_changed
 from smtrain.worker.checkpoint.targets import Native
 from smtrain.worker.checkpoint.tensor_files import Tensor, blocks_of
 
@@ -51,6 +51,7 @@ def write_native(
     )
     checkpoint = manifests.step_folder(Path(target), 0 if state is None else state.manifest.step)
     companions = {file: crc32(data) for file, data in carried.files.items()}
+    read = source.location.stamp()
     work = json.dumps(
         [manifests.FORMAT, to.tp, to.pp, state is None, source.config, source.stamp(), companions], default=str
     )
@@ -60,6 +61,7 @@ def write_native(
         with staged(checkpoint, hashlib.sha256(work.encode()).hexdigest(), manifests.NAME) as stage:
             if not stage.complete:
                 writer.write(stage)
+                refuse_changed(source.location, read)
                 for file, data in carried.files.items():
                     path = stage.folder / file
                     path.parent.mkdir(parents=True, exist_ok=True)

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from smtrain.core.digests import verified, with_digest
 from smtrain.core.errors import DataError, SmtrainError
 from smtrain.core.files import write_atomically
 
@@ -46,7 +47,7 @@ class PartUploads:
         """
         for number, path in sorted(self._records(), reverse=True):
             try:
-                record = json.loads(path.read_text("utf-8"))
+                record = verified(json.loads(path.read_text("utf-8")))
                 if record["mark"]["settings"] != settings:
                     continue
                 files = record["files"]
@@ -55,7 +56,7 @@ class PartUploads:
                 self._join(files, journal)
                 self._files, self._number, self._done = files, number + 1, record["mark"]["done_bytes"]
                 mark: dict[str, Any] = record["mark"]
-            except (OSError, ValueError, KeyError, TypeError):
+            except (OSError, ValueError, KeyError, TypeError, AttributeError):
                 continue  # it did not arrive completely
             yield mark
 
@@ -74,7 +75,7 @@ class PartUploads:
                 part = f"part-{self._number:06}-{name}"
                 _copy(journal / name, before.get(name, 0), gained, self.folder / part)
                 self._files.append([part, name, gained])
-        record = json.dumps({"mark": mark, "files": self._files})
+        record = json.dumps(with_digest({"mark": mark, "files": self._files}))
         write_atomically(self.folder / f"record-{self._number:06}.json", record, sync=False)
         for number, path in self._records():
             if number <= self._number - _KEPT:

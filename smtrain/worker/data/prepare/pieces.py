@@ -73,7 +73,7 @@ class TokenizeSettings:
         names = [[file.identity(elsewhere=elsewhere) for file in part] for part in files]
         o = self.options
         settings = [self.facts.sha256, str(self.facts.dtype), self.eos_id, o.text_column, o.separator]
-        held_out = [str(o.holdout)] if o.holdout else []
+        held_out = [str(part) for part in (o.holdout, o.listings) if part]
         versions = refine_versions(o.cleaning)
         refined = [versions, o.cleaning.near.shape if o.cleaning.near else None] if versions else []
         return digest([names, settings, o.cleaning.settings, blocks.BLOCK_BYTES, *held_out, *refined])

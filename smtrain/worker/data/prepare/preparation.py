@@ -77,7 +77,9 @@ class Preparation(ABC):
                 if spread is None:
                     return self._here(chosen, name, journal, report)
                 hub = tuple((uri, self.commits.get(uri)) for uri in self.sources if uri.startswith(HUB))
-                job = SpreadJob(self.key(elsewhere=True), self.corpus, self.tokenizer, name, hub)
+                # Next to the output, all machines see the same files, with the same times.
+                key = self.key(elsewhere=spread.work is not None)
+                job = SpreadJob(key, self.corpus, self.tokenizer, name, hub)
                 return stack.enter_context(spread_out(spread, journal, job, report, self.say))
 
             tally = self._encoded(attempt)

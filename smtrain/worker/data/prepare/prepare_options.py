@@ -28,7 +28,7 @@ class PrepareOptions:
     `chat_template_kwargs`, values for the chat template, for instruction data. `workers` defaults to one per core.
     `objective` decides what `prepare_sft` makes of records: samples or pairs of them. `holdout` selects the documents
     for validation. At most `max_bad` bad records are skipped. Text of more than `shard_bytes` becomes several pairs of
-    files.
+    files. `listings` changes with the text, if its files alone do not tell, as in a channel.
     """
 
     seq_len: int
@@ -47,6 +47,7 @@ class PrepareOptions:
     shard_bytes: int = SHARD_BYTES
     objective: Literal["sft", "dpo"] = "sft"
     overwrite: bool = True
+    listings: str = ""
 
     @property
     def worker_count(self) -> int:

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from smtrain.core.digests import verified, with_digest
 from smtrain.core.errors import DataError
 from smtrain.core.files import hold, read_object, write_atomically
 from smtrain.worker.data.checksums import Rolling
@@ -94,7 +95,7 @@ class Journal:
     def marks(self, settings: str) -> Iterator[dict[str, Any]]:
         """The marks of runs with the same settings, the last one here and then those in the parts, newest first."""
         with suppress(OSError, ValueError):
-            record: dict[str, Any] = read_object(self.folder / _JOURNAL)
+            record: dict[str, Any] = verified(read_object(self.folder / _JOURNAL))
             if record.get("settings") == settings:
                 yield record
         if self.parts:
@@ -102,7 +103,8 @@ class Journal:
 
     def mark(self, record: dict[str, Any], sizes: dict[str, int]) -> None:
         """Let the next run resume from `record`, with files of these sizes."""
-        write_atomically(self.folder / _JOURNAL, json.dumps(record), sync=False)  # the files are not synced either
+        # The files are not synced either.
+        write_atomically(self.folder / _JOURNAL, json.dumps(with_digest(record)), sync=False)
         if self.parts:
             self.parts.add(record, sizes, self.folder)
 

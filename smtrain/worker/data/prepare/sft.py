@@ -91,6 +91,7 @@ class _RecordPreparation(Preparation):
                 BLOCK_BYTES,
                 *([str(make.holdout)] if make.holdout else [len(corpus.held)] if corpus.held else []),
                 *([dict(columns)] if columns else []),
+                *([corpus.options.listings] if corpus.options.listings else []),
             ]
         )
 

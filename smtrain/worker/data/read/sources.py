@@ -56,7 +56,8 @@ class SourceFile:
 
     def identity(self, *, elsewhere: bool) -> dict[str, Any]:
         """The fields that identify the file; `elsewhere` for another machine, which has other paths and times."""
-        known = ("name", "kind", "bytes") if elsewhere else ("path", "name", "kind", "bytes", "stamp")
+        far = "://" in self.path  # the same on every machine
+        known = ("name", "kind", "bytes") if elsewhere and not far else ("path", "name", "kind", "bytes", "stamp")
         about = {key: getattr(self, key) for key in known}
         return {**about, "encoding": self.encoding} if self.encoding else about
 

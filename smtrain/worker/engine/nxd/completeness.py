@@ -13,9 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from smtrain.core.digests import DIGEST, digest_of, with_digest
 from smtrain.core.errors import CheckpointError
 from smtrain.core.files import read_object, write_atomically
-from smtrain.worker.checkpoint.manifest import DIGEST, digest_of, renamed
+from smtrain.worker.checkpoint.manifest import renamed
 
 NAME = "smtrain.json"
 FORMAT, VERSION = "smtrain-nxd", 1
@@ -42,7 +43,7 @@ def read(checkpoint: Path) -> dict[str, Any] | str:
 
 def write(checkpoint: Path, record: dict[str, Any]) -> None:
     """Write the record atomically. Raises OSError."""
-    write_atomically(checkpoint / NAME, json.dumps({**record, DIGEST: digest_of(record)}, indent=1) + "\n")
+    write_atomically(checkpoint / NAME, json.dumps(with_digest(record), indent=1) + "\n")
 
 
 def state(checkpoint: Path) -> dict[str, Any]:

@@ -240,6 +240,28 @@ def test_a_file_that_cannot_be_read_or_differs_ends_it(tmp_path: Path, tokenizer
         run(longer)
 
 
+def test_shares_of_text_that_has_changed_are_not_used(tmp_path: Path, tokenizer_folder: Path) -> None:
+    """Text of the same size: only its time tells, or in a job's channel the listing of the launch."""
+
+    def killed(name: str, label: Any) -> None:
+        if name == "do_share" and label.number == 2:
+            raise KeyboardInterrupt
+
+    def run(out: str, work: str | None, listings: str, fault: Any = lambda name, label: None) -> None:
+        spread = Spread(InThisProcess(random.Random(1), fault), work, share_bytes=256)
+        options = PrepareOptions(seq_len=8, listings=listings)
+        prepare(tmp_path / "a.jsonl", tmp_path / out, tokenizer_folder, options, say=ignore, spread=spread)
+
+    for work in (None, str(tmp_path / "work")):
+        (tmp_path / "a.jsonl").write_text('{"text": "the words"}\n' * 50)
+        with pytest.raises(KeyboardInterrupt):
+            run(f"out-{bool(work)}", work, "before", killed)
+        (tmp_path / "a.jsonl").write_text('{"text": "words the"}\n' * 50)
+        run(f"out-{bool(work)}", work, "after" if work else "before")
+        run(f"wanted-{bool(work)}", None, "")
+        assert digest(tmp_path / f"out-{bool(work)}") == digest(tmp_path / f"wanted-{bool(work)}")
+
+
 def test_a_damaged_share_is_named_and_done_again(tmp_path: Path, tokenizer_folder: Path) -> None:
     (tmp_path / "a.jsonl").write_text("".join(f'{{"text": "the words of {i}"}}\n' for i in range(50)))
     work = tmp_path / "work"

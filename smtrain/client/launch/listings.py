@@ -1,0 +1,79 @@
+"""The user's own prefixes that a job reads, as they were when it was launched.
+
+A job's name depends on the URIs that it reads, not on their content. So each launch keeps a digest of their listings
+next to the stage's config: a later call notices that a finished job has read other files, and a preparation does not
+continue one of other text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from smtrain.client.backends.base import JobPlace
+from smtrain.core.config import JobConfig
+from smtrain.core.errors import JobError
+from smtrain.core.protocol.container import listings_name
+from smtrain.core.protocol.uris import object_store
+
+
+def listings_of(place: JobPlace, config: JobConfig, inputs: Mapping[str, str]) -> dict[str, str]:
+    """A digest of keys, sizes and ETags below each URI that a config names and a stage reads, by URI.
+
+    URIs that the caller may not list are left out, and so are all of a Slurm cluster, whose jobs list them.
+    """
+    if place.name == "slurm":
+        return {}
+    store = object_store(place.name)
+    named = {uri.rstrip("/") for uri in _texts(config.model_dump(mode="json")) if uri.startswith(store)}
+    return {
+        uri: digest for uri in sorted({*inputs.values()})
+        if uri.rstrip("/") in named and (digest := _digest(place, uri))
+    }  # fmt: skip
+
+
+def record(listings: Mapping[str, str]) -> bytes:
+    """The content of a job's record."""
+    return (json.dumps(listings, indent=1) + "\n").encode()
+
+
+def changed_input(place: JobPlace, config_uri: str, job: str, listings: Mapping[str, str]) -> str | None:
+    """A URI whose files differ from those that a job has read; None if all are the same or the job has no record.
+
+    Args:
+        place: The backend of the job.
+        config_uri: The prefix of the stage's config.
+        job: Its name.
+        listings: The digests of now.
+    """
+    if not listings:
+        return None
+    try:
+        before = json.loads(place.read(f"{config_uri}{listings_name(job)}"))
+    except (JobError, ValueError):  # of an earlier release
+        return None
+    if not isinstance(before, dict):
+        return None
+    return next((uri for uri, digest in listings.items() if before.get(uri, digest) != digest), None)
+
+
+def _digest(place: JobPlace, uri: str) -> str | None:
+    try:
+        listed = [[item["Key"], item["Size"], str(item["ETag"]).strip('"')] for item in place.listing(uri)]
+    except JobError:
+        return None
+    return hashlib.sha256(json.dumps(sorted(listed)).encode()).hexdigest()
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All texts in plain values."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for inner in value.values():
+            yield from _texts(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts(inner)
