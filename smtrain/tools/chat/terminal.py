@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from smtrain.core.errors import SmtrainError
+from smtrain.core.files import only_writer, write_atomically
 from smtrain.core.text import say
 from smtrain.tools.chat.conversation import Chat
 
@@ -133,11 +134,14 @@ class Terminal:
     def _save(self, name: str) -> None:
         if not name:
             raise SmtrainError("/save needs the name of a file")
+        path = Path(name).expanduser()
+        if not path.parent.is_dir():
+            raise SmtrainError(f"{path.parent} is not a folder; name a file in a folder that is there")
         try:
-            with Path(name).expanduser().open("x", encoding="utf-8") as out:
-                out.write(json.dumps(self._chat.to_dict(), ensure_ascii=False, indent=2) + "\n")
-        except FileExistsError:
-            raise SmtrainError(f"{name} is there already; name another file") from None
+            with only_writer(path, SmtrainError):
+                if path.exists():
+                    raise SmtrainError(f"{name} is there already; name another file")
+                write_atomically(path, json.dumps(self._chat.to_dict(), ensure_ascii=False, indent=2) + "\n")
         except OSError as error:
             raise SmtrainError(f"{name} cannot be written ({error.strerror}); name another file") from None
         say(f"saved in {name}", error=True)
