@@ -11,6 +11,12 @@ from typing import Any
 import pytest
 
 import smtrain
+import smtrain.tools.check  # adds the checks
+from smtrain.client.backends.choose import target_of
+from smtrain.client.launch.stages import Chain
+from smtrain.client.preflight.checks import CHECKS
+from smtrain.client.preflight.context import Context
+from smtrain.client.preflight.findings import Finding
 from tests.worker.data.chats import CHATML, talk
 
 GOLDEN = Path(__file__).parents[1] / "worker/golden_dpo/model"
@@ -35,14 +41,16 @@ def found(local_home: Path, tmp_path: Path, model: Path) -> Found:
     def look(records: Any, template: str = TALK, objective: str = "sft", **options: Any) -> list[str]:
         (model / "chat_template.jinja").write_text(template)
         (tmp_path / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-        report = smtrain.check(
+        config = smtrain.load_config(
             {
                 "name": "talks", "target": "local", "model": {"path": model, "chat_template_kwargs": options},
                 "data": {"path": tmp_path / "a.jsonl"},
                 "train": {"objective": objective, "seq_len": 400, "lr": 1e-6, "precision": "fp32"},
             }
         )  # fmt: skip
-        about = [one for one in report.findings if one.check in ("conversations", "pairs", "config")]
+        context = Context(Chain(config, target_of(config, "local")), ("prepare",))
+        about = [one for name in ("conversations", "pairs") for one in CHECKS[name](context)]
+        assert isinstance(about[0], Finding)
         assert not [one for one in about if one.level == "fault"]
         return [f"{one.text}; {one.remedy}" for one in about if one.level == "warning"]
 
