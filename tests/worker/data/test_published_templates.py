@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from functools import cache
 from importlib.util import find_spec
 from itertools import count, product
@@ -18,10 +19,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from smtrain.core.errors import CheckpointError
 from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 from smtrain.worker.data.tokenize.dialogue import conversation
 from smtrain.worker.data.tokenize.pairs import PairMaker, preference
+from smtrain.worker.data.tokenize.template_options import OPTIONS
 from smtrain.worker.data.tokenize.turns import RecordFault
+from smtrain.worker.generation.conversation import text_of, unwritten
+from smtrain.worker.generation.load import Loaded
 from tests.worker.data.chats import tokenizer
 
 SHIPPED = Path((find_spec("trl") or pytest.skip("trl is not installed", allow_module_level=True)).origin or "").parent
@@ -111,13 +116,29 @@ def test_each_style_of_answer_in_thirty_templates(makers: Any) -> None:
     assert {"deepseek_r1_distill", "llama3_training", "phi3"} < {*short[:28]}
     for name, style in product(names, ("think", "channel", "reasoning_content", "call", "spaces")):
         marks = (f"Zq{number}x" for number in count(10))
+        first, earlier = answer(style, marks.__next__)
         last, latest = answer(style, marks.__next__)
-        hold_talk(makers(name), ([{"role": "user", "content": "what?"}], last, [], latest), None)
+        asked = [{"role": "user", "content": f"what is {next(marks)}?"} for _ in range(2)]
+        hold_talk(makers(name), ([asked[0], *first, asked[1]], last, earlier, latest), None)
+
+
+def hold_prompt(loaded: Loaded, before: list[dict[str, Any]]) -> None:
+    """Compare the text that generate asks with what it says is not in it."""
+    try:
+        text, names = text_of(loaded, before), unwritten(loaded, before, {})
+    except CheckpointError:  # the prompt is named
+        return
+    for turn in before:
+        for field, value in turn.items():
+            lost = [mark for mark in re.findall(r"Zq\d+x", json.dumps(value)) if mark not in text]
+            about = f"turns of the role {turn['role']}" if field == "content" else f"messages[].{field}"
+            assert not lost or any(about in name for name in names), (lost, names, text)
 
 
 def hold_talk(made: PairMaker, talk: Any, thinking: bool | None) -> None:
-    """Compare what SFT and DPO learn of a conversation with what is counted."""
+    """Compare what SFT and DPO learn of a conversation, and generate writes of its prompt, with what is counted."""
     before, last, earlier, latest = talk
+    hold_prompt(Loaded(made.folder, None, made.template._tokenizer), before)
     options = {} if thinking is None else {"chat_template_kwargs": {"enable_thinking": thinking}}
     try:
         dialogue = conversation({"messages": [*before, *last], **options})
@@ -143,6 +164,33 @@ def hold_talk(made: PairMaker, talk: Any, thinking: bool | None) -> None:
         assert mark in chosen[start:] or is_counted(field, names), (mark, names, chosen)
     for mark, field in earlier:
         assert mark in prompt or is_counted(field, names), (mark, names, prompt)
+
+
+def test_calls_without_content_are_written_or_refused_in_a_sentence(makers: Any) -> None:
+    marks = (f"Zq{number}x" for number in count(10))
+    turns, _ = answer("call", marks.__next__)
+    dialogue = conversation({"messages": [{"role": "user", "content": "what?"}, *turns]})
+    rendered = makers("deepseek_r1_distill").template.render(dialogue)[0]
+    assert '```json\n{"kZq10x": "the \\"Zq11x\\" of 1"' in rendered.text
+    refused = "a call of a function, and the chat template does not write tool_calls; leave such records out, or put"
+    for name in ("phi3", "llama3"):
+        with pytest.raises(RecordFault, match=refused):
+            makers(name).template.unread(dialogue, makers(name).template.render(dialogue))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("qwen3", {"enable_thinking"}),
+        ("lfm2_2_5_v2", {"preserve_thinking"}),  # `thinking` is set by the template itself
+        ("gptoss", {"reasoning_effort"}),
+        ("deepseek_r1_distill", set()),
+    ],
+)
+def test_the_options_of_a_template_are_what_it_reads_of_its_caller(name: str, options: set[str], makers: Any) -> None:
+    assert {*OPTIONS, "reasoning_content"} & makers(name).template.variables == {
+        *options, *({"builtin_tools"} if name == "gptoss" else ()),
+    }  # fmt: skip
 
 
 OFF = {"enable_thinking": False}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from functools import cache
 from typing import Any
 
 from smtrain.core.model.chat_options import RESERVED
@@ -16,6 +17,7 @@ OPTIONS: dict[str, type | tuple[type, ...]] = {
     "date_string": str,
 }  # fmt: skip
 """Fields of a record that are options of published templates, and their types."""
+_COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
 _GENERATION = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
 
 
@@ -52,13 +54,24 @@ def ignored_options(options: Mapping[str, Any], variables: Collection[str]) -> s
     return f"the chat template does not read {', '.join(ignored)} of chat_template_kwargs" if ignored else ""
 
 
+@cache
 def template_variables(source: str) -> frozenset[str]:
-    """The names that a template reads and does not set itself; every word of one that does not parse."""
+    """The names that a template reads from its caller; every word of one that does not parse."""
     from jinja2 import TemplateError, meta
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     environment = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"])
+    source = _COMMENT.sub("", _GENERATION.sub("", source))
     try:
-        return frozenset(meta.find_undeclared_variables(environment.parse(_GENERATION.sub("", source))))
+        undeclared = meta.find_undeclared_variables(environment.parse(source))
     except TemplateError:
         return frozenset(re.findall(r"\w+", source))
+    return frozenset(name for name in undeclared if not _is_set_first(name, source))
+
+
+def _is_set_first(name: str, source: str) -> bool:
+    """Whether a template sets a name before it reads it, as jinja reports names that are set in a branch too."""
+    first = re.search(rf"(?<![.\w'\"]){name}\b(?!['\"])", source)
+    if not first or not re.search(r"\bset\s+$", source[: first.start()]):
+        return False
+    return not re.match(rf"[^%]*(?<![.\w'\"]){name}\b", source[first.end() :])  # not `x = x | default(...)`
