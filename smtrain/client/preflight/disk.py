@@ -15,6 +15,7 @@ from smtrain.core.config import textfiles
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts import instance
 from smtrain.core.facts.engines import takes_volume
+from smtrain.core.model.hf_tokenizer import vocabulary_of
 from smtrain.core.text import span
 
 # Bytes of text per token: low for code and rare scripts, high for English under large vocabularies.
@@ -65,7 +66,7 @@ def volume(context: Context) -> Iterator[Finding]:
     if not text:
         return
     described: dict[str, Any] = described_in(context, context.model_path) or {}
-    item = 2 if int(described.get("vocab_size") or 1 << 17) < 65_500 else 4
+    item = 2 if (vocabulary_of(described) or 1 << 17) < 65_500 else 4
     least, most = (COPIES * item * text / per_token / 1e9 + REST_GB for per_token in (MANY, FEW))
     take = span(f"{least:,.0f}", f"{most:,.0f}")
     about = f"the tokens of {text / 1e9:,.1f} GB of text, and the copy for resuming, take {take} GB"

@@ -23,6 +23,7 @@ from smtrain.core.facts.engines import is_gpu
 from smtrain.core.facts.images import serving_image
 from smtrain.core.facts.names import instance_meant
 from smtrain.core.model.footprint import CONTEXT, GIB, cache_of
+from smtrain.core.model.text_part import text_part
 from smtrain.core.near import nearest
 from smtrain.core.public import public
 from smtrain.core.targets import TargetName
@@ -316,9 +317,10 @@ def tensor_parallel(name: str, weights: float, described: Mapping[str, Any], ins
     if row is None or not is_gpu(instance_type) or not row.get("core_gib"):
         known = ", ".join(kind for kind, _ in _gpus()[:3])
         raise JobError(f"{instance_type} has no GPU that smtrain knows; vLLM's endpoints need one, such as {known}")
-    heads, devices = int(described.get("num_attention_heads") or described.get("n_head") or 1), int(row["cores"])
+    inner, devices = text_part(described), int(row["cores"])
+    heads = int(inner.get("num_attention_heads") or inner.get("n_head") or 1)
     parts = max(n for n in range(1, devices + 1) if heads % n == 0)
-    if str(described.get("torch_dtype") or described.get("dtype") or "") == "float32":
+    if str(inner.get("torch_dtype") or inner.get("dtype") or "") == "float32":
         weights /= 2  # vLLM takes such a model in 16 bits
     each = (weights + cache_of(described)) / parts + _REST
     room = _USED * float(row["core_gib"]) * GIB

@@ -1072,6 +1072,7 @@ DATA = (
             ({"samples": 0}, "does not hold one whole sample", "prepare the text again"),
             ({"documents": "many"}, "manifest.json is damaged (documents: ", "prepare the text again"),
             ({"vocab_size": 1024}, "has token ids up to 1023", "prepare the text again"),
+            ({"model_vocab_size": 600}, "was prepared for a model of vocab_size 600", "prepare the text again"),
             ({"tokenizer_sha256": "0" * 64}, "another tokenizer than the model's", "prepare the text again"),
             ({"files": {"tokens.bin": {"bytes": 5}}}, "has 4 bytes, not 5", "copy it again"),
         )

@@ -67,3 +67,17 @@ def test_prepared_data_with_such_an_end(raw: dict[str, Any], folder: Path, tmp_p
     assert list(mismatches(config, fine, {"vocab_size": 512}, None)) == []
     faults = list(mismatches(config, {**fine, "eos_id": 50256}, {"vocab_size": 512}, None))
     assert faults == ["the data has token ids up to 50256, and the model's vocabulary is 512"]
+    nested = {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", "vocab_size": 512}}
+    assert list(mismatches(config, {**fine, "eos_id": 50256}, nested, None)) == faults
+    other = list(mismatches(config, {**fine, "model_vocab_size": 640}, nested, None))
+    assert other == ["the data was prepared for a model of vocab_size 640, and the model's is 512"], "as the job says"
+
+
+def test_a_reference_is_compared_with_the_text_part() -> None:
+    from smtrain.core.config.checks.weights import reference_faults
+
+    text = {"model_type": "gemma3_text", "vocab_size": 512}
+    whole = {"model_type": "gemma3", "text_config": text}
+    assert list(reference_faults(whole, text, "x")) == list(reference_faults(text, whole, "x")) == []
+    other = {"model_type": "gemma3", "text_config": {**text, "vocab_size": 640}}
+    assert [fault for _, fault in reference_faults(whole, other, "x")] != []

@@ -65,6 +65,7 @@ def test_a_model_that_does_not_fit_is_refused_with_the_sum_and_a_type_that_holds
     with pytest.raises(JobError, match=r"132\.5 GiB of each|GiB of weights.*take ml\."):
         tensor_parallel("70B", 141e9, L70B, "ml.g6e.xlarge")
     assert tensor_parallel("3 heads", 1e9, {**L70B, "num_attention_heads": 3}, "ml.g6e.12xlarge") == 3
+    assert tensor_parallel("nested", 141e9, {"model_type": "x", "text_config": L70B}, "ml.g6e.48xlarge") == 8
     for kind in ("ml.trn1.32xlarge", "ml.m5.xlarge", "laptop"):
         with pytest.raises(JobError, match="no GPU that smtrain knows"):
             tensor_parallel("x", 1e9, L70B, kind)

@@ -151,11 +151,16 @@ def mismatches(
         )
     if not manifest.get("samples"):
         yield "the data does not hold one whole sample"
-    vocabulary = (described or {}).get("vocab_size")
+    from smtrain.core.model.hf_tokenizer import vocabulary_of
+
+    vocabulary = vocabulary_of(described or {})
     end = manifest.get("eos_id")
     ids = max(manifest.get("vocab_size", 0), -1 if end is None else end + 1)
-    if isinstance(vocabulary, int) and ids > vocabulary:
+    known = manifest.get("model_vocab_size")
+    if vocabulary is not None and ids > vocabulary:
         yield f"the data has token ids up to {ids - 1}, and the model's vocabulary is {vocabulary}"
+    elif None not in (vocabulary, known) and known != vocabulary:
+        yield f"the data was prepared for a model of vocab_size {known}, and the model's is {vocabulary}"
     wanted = manifest.get("tokenizer_sha256")
     here = tokenizer is not None and tokenizer.is_file()
     if tokenizer and here and wanted and hashlib.sha256(tokenizer.read_bytes()).hexdigest() != wanted:

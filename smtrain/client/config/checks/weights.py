@@ -385,8 +385,9 @@ def _stage_faults(config: JobConfig, layers: int) -> Iterator[Fault]:
 
 def reference_faults(described: Mapping[str, Any], reference: Mapping[str, Any], path: str) -> Iterator[Fault]:
     """Differences of a dpo reference's config.json from the model's, of which both read the same tokens."""
+    text, other = text_part(described), text_part(reference)
     for key in ("vocab_size", "model_type"):
-        ours, theirs = described.get(key), reference.get(key)
+        ours, theirs = text.get(key), other.get(key)
         if ours is not None and theirs is not None and ours != theirs:
             yield (
                 {"train.dpo.reference", "model.path"},
