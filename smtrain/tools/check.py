@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import product
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal, cast
 
 from smtrain.client.preflight import checks
@@ -31,6 +31,8 @@ HIGH = {False: 5e-5, True: 5e-4}
 _KEEPS = re.compile("think|reason|history")
 """Names of options that keep thoughts, such as preserve_thinking or truncate_history_thinking."""
 Kind = Literal["pairs", "conversations"]
+_TEMPLATES = "additional_chat_templates"
+"""The folder of templates with a name, such as tool_use, as transformers 5 saves them."""
 _READ = ("*.json", "*.jinja", "vocab.*", "merges.txt", "tokenizer.model")
 
 
@@ -88,7 +90,9 @@ def _tokenizer(context: Context, folder: Path) -> Path:
     bucket, prefix = split_uri(f"{path.rstrip('/')}/")
     for item in place.listing(f"{path.rstrip('/')}/"):
         name = item["Key"].removeprefix(prefix)
-        if "/" not in name and any(fnmatchcase(name, pattern) for pattern in _READ):
+        inside = PurePosixPath(name).parent.name
+        if inside in ("", _TEMPLATES) and any(fnmatchcase(name, pattern) for pattern in _READ):
+            (folder / inside).mkdir(exist_ok=True)
             place.fetch(bucket, item["Key"], folder / name)
     return folder
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import smtrain
+from smtrain.tools.check import _tokenizer
 
 Pair = dict[str, Any]
 GOLDEN = Path(__file__).parents[1] / "worker/golden_dpo/model"
@@ -73,3 +75,16 @@ def test_a_learning_rate_of_pre_training_is_a_warning(found: Callable[..., list[
     assert "warning train.lr: 0.00015 is above" in " ".join(found([pair()], lr=1.5e-4))
     lora = found([pair()], lr=1.5e-4, adapter={})
     assert not any("train.lr" in line for line in lora)
+
+
+def test_a_model_in_s3_is_copied_with_all_that_its_tokenizer_reads(tmp_path: Path) -> None:
+    """transformers 5 saves a template for calls of tools in a folder of its own."""
+    names = ["tokenizer.json", "chat_template.jinja", "additional_chat_templates/tool_use.jinja"]
+    place = SimpleNamespace(
+        listing=lambda _: [{"Key": f"m/{name}"} for name in (*names, "model.safetensors", "old/config.json")],
+        fetch=lambda bucket, key, path: path.write_text(f"{bucket} {key}"),
+    )
+    context: Any = SimpleNamespace(model_path="s3://bucket/m", chain=SimpleNamespace(target=place))
+    folder = _tokenizer(context, tmp_path)
+    copied = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    assert copied == sorted(names)
