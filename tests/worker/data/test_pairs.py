@@ -308,3 +308,16 @@ def test_csv_holds_pairs_and_conversations(tmp_path: Path) -> None:
     (tmp_path / "d.csv").write_text("instruction,input,output\nw1,,w2\n")
     made = prepare_sft(tmp_path / "d.csv", tmp_path / "sft", folder, seq_len=46, workers=1)
     assert (made.samples, made.bad_line_count) == (1, 0)
+
+
+@pytest.mark.parametrize("end", [None, "<|stop|>"])
+def test_the_end_of_text_pairs_is_a_token_of_tokenizer_json(end: str | None, tmp_path: Path) -> None:
+    """A token that only tokenizer_config.json names has an id that no other objective gives."""
+    folder = tokenizer(tmp_path / "model", "chatml")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "eos_token": end}))
+    source = write(tmp_path / "a.jsonl", [{"prompt": "what", "chosen": "this", "rejected": "that"}])
+    with pytest.raises(DataError, match=r"the tokenizer has (no|'<\|stop\|>' as) eos_token.*that tokenizer\.json has"):
+        prepare_sft(source, tmp_path / "out", folder, seq_len=63, objective="dpo")
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "eos_token": "<|im_end|>"}))
+    assert prepare_sft(source, tmp_path / "out", folder, seq_len=63, objective="dpo").documents == 1

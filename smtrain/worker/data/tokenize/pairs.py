@@ -235,17 +235,23 @@ class PairMaker(RecordMaker):
             counts[TWO_BEGINNINGS.format(self._tokenizer.bos_token)] += twice
             yield at, [{"prompt": pair.prompt}], self._fitted(ids, counts)
 
+    @cached_property
+    def _end(self) -> str:
+        """The token that ends a text. Raises DataError without one that tokenizer.json has."""
+        end = self._tokenizer.eos_token
+        if end and load_tokenizer(self.folder, lambda _: None).token_to_id(end) is not None:
+            return str(end)
+        lack = f"has {end!r} as eos_token in tokenizer_config.json only" if end else "has no eos_token"
+        raise DataError(
+            f"its pairs are text, whose end the model learns, and the tokenizer {lack}; name one in "
+            "tokenizer_config.json that tokenizer.json has."
+        )
+
     def _texts(self, pair: Preference) -> list[str]:
         """Prompt, prompt with the chosen answer, and prompt with the rejected one."""
         if isinstance(pair.prompt, str):
-            end = self._tokenizer.eos_token
-            if not end:
-                raise DataError(
-                    "its pairs are text, whose end the model learns, and the tokenizer has no eos_token; name one in "
-                    "tokenizer_config.json."
-                )
             answers = (str(text) for text in (pair.chosen, pair.rejected))
-            ended = [text if text.endswith(end) else text + end for text in answers]
+            ended = [text if text.endswith(self._end) else text + self._end for text in answers]
             return [pair.prompt, *(pair.prompt + text for text in ended)]
         prompt = self._dialogue(pair, [])
         texts = [self.template.text(prompt, len(prompt.messages), add_generation_prompt=True)]
