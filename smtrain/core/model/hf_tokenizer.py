@@ -44,7 +44,7 @@ def for_everyone(config: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
-class Backend(NamedTuple):
+class SettledTokenizer(NamedTuple):
     """A `tokenizers.Tokenizer`, the settings that were switched off in it, and whether it differs from its file."""
 
     tokenizer: Any
@@ -52,7 +52,7 @@ class Backend(NamedTuple):
     changed: bool
 
 
-def read_backend(content: bytes, said: Mapping[str, Any]) -> Backend:
+def read_backend(content: bytes, said: Mapping[str, Any]) -> SettledTokenizer:
     """The tokenizer of a tokenizer.json, settled; `said` is tokenizer_config.json, for the tokens that it names.
 
     Only this function makes one, so that all commands and stages give a text the same ids. Raises Exception, as
@@ -64,7 +64,7 @@ def read_backend(content: bytes, said: Mapping[str, Any]) -> Backend:
     switches = tuple(settle(tokenizer))
     tokens = _named_tokens(tokenizer, said)
     tokenizer.add_tokens(tokens)
-    return Backend(tokenizer, switches, bool(switches or tokens))
+    return SettledTokenizer(tokenizer, switches, bool(switches or tokens))
 
 
 def _named_tokens(tokenizer: Any, said: Mapping[str, Any]) -> list[Any]:

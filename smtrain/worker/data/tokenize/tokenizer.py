@@ -81,7 +81,7 @@ def settled_json(folder: Path) -> tuple[bytes, Tokenizer]:
     return str(backend.tokenizer.to_str()).encode() if backend.changed else content, backend.tokenizer
 
 
-def _backend(folder: Path, content: bytes) -> hf_tokenizer.Backend:
+def _backend(folder: Path, content: bytes) -> hf_tokenizer.SettledTokenizer:
     try:
         return _read(content, json.dumps(_json(folder / "tokenizer_config.json")))
     except DataError:
@@ -94,7 +94,7 @@ def _backend(folder: Path, content: bytes) -> hf_tokenizer.Backend:
 
 
 @lru_cache(maxsize=1)  # a preparation needs it twice, and a large one takes a second
-def _read(content: bytes, said: str) -> hf_tokenizer.Backend:
+def _read(content: bytes, said: str) -> hf_tokenizer.SettledTokenizer:
     return hf_tokenizer.read_backend(content, json.loads(said))
 
 
