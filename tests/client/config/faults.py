@@ -276,6 +276,8 @@ MACHINES = (
         "cluster.sbatch: ",
         ("put lines of yours into cluster.setup", {"cluster.sbatch": OUT, "cluster.setup": ["x"]}),
     ),
+    case("slurm", {"cluster.setup": ["x=1", "export A=it's"]}, "cluster.setup: bash cannot read it (unexpected EOF",
+         ("correct the line", {"cluster.setup": ["x=1", 'export A="it\'s"']})),
     case("trn2", {"parallel": {"tp": 8, "pp": 3}}, "tp x pp = 24 does not divide", "tp = 4 and pp = 4 would do"),
     case("trn2", {"parallel": {"tp": 4, "dp": 3}}, "tp x pp x dp = 12", "tp = 4, pp = 1 and dp = 16 would do"),
     case(
@@ -1765,6 +1767,8 @@ PAI = (
          ("put it into a script below pai.storage, and call that", {"pai.command": "sh /mnt/smtrain/train.sh"})),
     case("pai", {"pai.command": f"HF_TOKEN=hf_{'aB3' * 12} python train.py"}, "pai.command: looks like a secret",
          ("keep it in a file of the image or of a mount", {"pai.command": ". /root/token; python train.py"})),
+    case("pai", {"pai.command": "python train.py ("}, "pai.command: bash cannot read it (syntax error",
+         ("correct the line", {"pai.command": "python train.py"})),
     case("pai", {"pai.vpc": {"id": "vpc-1", "switch": "vsw-1", "security_group": "sg-1"}}, "pai.vpc.cidrs: is missing",
          ("name them", {"pai.vpc.cidrs": ["192.168.0.0/16"]})),
     case("pai", {"checkpoint.s3_uri": "s3://bucket/c"}, "on PAI-DLC checkpoints lie below", "leave it out"),

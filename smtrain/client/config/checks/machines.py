@@ -16,6 +16,7 @@ from smtrain.core.facts import instance
 from smtrain.core.facts.engines import TRAINIUM2, lnc_fault, sagemaker_lack
 from smtrain.core.facts.trainium2 import instead, pairs_of, torus_chip, untiled
 from smtrain.core.protocol.uris import A_URI, data_source, is_mounted, object_store
+from smtrain.core.shell import syntax_error
 from smtrain.core.targets import TARGETS
 
 MESH_KEYS = {
@@ -284,6 +285,8 @@ def _cluster_faults(config: JobConfig) -> Iterator[Fault]:
     for key, program in (("sbatch", "sbatch"), ("cpu_sbatch", "sbatch"), ("srun", "srun")):
         for fault in option_faults(getattr(cluster, key), program):
             yield {f"cluster.{key}"}, f"cluster.{key}: {fault}"
+    if cluster.setup and (error := syntax_error("\n".join(cluster.setup))):
+        yield {"cluster.setup"}, f"cluster.setup: bash cannot read it ({error}); correct the line"
     limit, least = cluster.time or config.compute.max_run, least_time(config)
     if limit < least:
         key = "cluster.time" if cluster.time else "compute.max_run"

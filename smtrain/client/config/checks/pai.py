@@ -8,6 +8,7 @@ from smtrain.client.config.checks.rule import ConfigRule as Rule
 from smtrain.client.config.checks.rule import Fault, all_set, broken
 from smtrain.core.config.pai import INPUTS, is_bucket
 from smtrain.core.config.schema import JobConfig
+from smtrain.core.shell import syntax_error
 
 REQUEST_BYTES = 65_536
 """All parameters of CreateJob together, with those that PAI adds (its reference, read 2026-11)."""
@@ -89,6 +90,8 @@ PAI = (
 def pai_faults(config: JobConfig) -> Iterator[Fault]:
     """Faults of a config for PAI-DLC."""
     yield from broken(PAI, config)
+    if config.pai.command and (error := syntax_error(config.pai.command)):
+        yield {"pai.command"}, f"pai.command: bash cannot read it ({error}); correct the line"
     taken = {config.pai.mount: "pai.mount", INPUTS: "the mounts of other buckets"}
     for number, mount in enumerate(config.pai.data):
         key = f"pai.data.{number}"
