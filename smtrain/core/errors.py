@@ -82,7 +82,7 @@ class ConfigError(SmtrainError):
 
     def __init__(self, faults: str | Iterable[str], *, code: Code | None = None) -> None:
         default = code or type(self).code
-        every = [faults] if isinstance(faults, str) else faults
+        every = [faults] if isinstance(faults, str) else dict.fromkeys(faults)  # two rules may say the same
         coded = [(fault, fault.code if isinstance(fault, Sentence) else default) for fault in every]
         self.codes = [one for _, one in coded]
         self.faults: list[str] = [Sentence(clean(fault), one) for fault, one in coded]

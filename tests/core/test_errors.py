@@ -133,3 +133,8 @@ def test_a_sentence_of_a_known_kind_has_its_code(which: str) -> None:
         if only in ("", name) and not _has_code(call) and re.search(SAYS[which], ast.unparse(call.args[0]))
     ]
     assert without == []
+
+
+def test_a_fault_that_two_rules_find_is_said_once() -> None:
+    error = ConfigError(iter(["a: wrong", "b: wrong", "a: wrong"]))
+    assert (error.faults, len(error.codes)) == (["a: wrong", "b: wrong"], 2)

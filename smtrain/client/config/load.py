@@ -162,9 +162,10 @@ def _name_faults(raw: dict[str, Any]) -> Iterator[str]:
     """Paths that are too long for a file system."""
     for mapping, field in _paths(raw):
         value = mapping.get(field) if isinstance(mapping, dict) else None
-        if isinstance(value, str) and (
-            len(value.encode()) > _LONGEST_PATH or any(len(part.encode()) > _LONGEST_NAME for part in value.split("/"))
-        ):
+        if not isinstance(value, str):
+            continue
+        encoded = value.encode("utf-8", "surrogatepass")
+        if len(encoded) > _LONGEST_PATH or any(len(part) > _LONGEST_NAME for part in encoded.split(b"/")):
             section = next((f"{name}." for name, section in raw.items() if section is mapping), "")
             yield (
                 f"{section}{field}: {shown(value)} is too long for a path (at most {_LONGEST_NAME} bytes between "

@@ -9,7 +9,6 @@ import bz2
 import glob
 import gzip
 import itertools
-import json
 import lzma
 import os
 import re
@@ -21,6 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from smtrain.core.errors import DataError
+from smtrain.core.files import parse_json
 
 ENDINGS: dict[str, tuple[str, ...]] = {
     "jsonl": (".jsonl", ".ndjson", ".json"),
@@ -200,7 +200,7 @@ def choose(
     for name, size in sizes.items():
         known = kind_of(name, open_file) if size else kind(name)
         path = PurePosixPath(name)
-        if split := next((why for folder, why in splits.items() if folder in path.parents or folder == path), None):
+        if splits and (split := next((splits[one] for one in (path, *path.parents) if one in splits), "")):
             why = split
         elif not size:
             why = "it is empty"
@@ -291,7 +291,7 @@ def _described(sizes: dict[str, int], open_file: Callable[[str], IO[bytes]]) -> 
 def _json(name: str, open_file: Callable[[str], IO[bytes]]) -> dict[str, Any]:
     try:
         with open_file(name) as file:
-            content = json.loads(file.read())
+            content = parse_json(file.read())
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
@@ -330,8 +330,8 @@ def _no_lines(name: str, open_file: Callable[[str], IO[bytes]]) -> str:
     if not end and len(head) >= _HEAD - 3:
         return ""  # a long line
     try:
-        whole = isinstance(json.loads(line), dict)
-    except (ValueError, RecursionError):
+        whole = isinstance(parse_json(line), dict)
+    except ValueError:
         whole = False
     if whole and rest.strip():
         return ""

@@ -325,3 +325,9 @@ def test_the_document_mask_is_training_s_and_the_objective_is_both_stages_(raw: 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_example_is_a_config_without_a_fault(path: Path) -> None:
     load_config(path)
+
+
+def test_a_letter_without_utf_8_in_a_path_is_a_fault(raw: dict[str, Any]) -> None:
+    raw["data"] = {"path": "te\ud800xt"}
+    with pytest.raises(ConfigError, match=r"data\.path: holds a byte that is not UTF-8"):
+        load_config(raw)
