@@ -44,7 +44,7 @@ def files_of(ml: Path) -> list[File]:
             for channel, about in json.loads(text).items()
             for name, (size, sha256) in about["files"].items()
         ]
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ValueError(f"{inputs / 'config' / NAME} is damaged; launch again, which writes it again") from None
 
 

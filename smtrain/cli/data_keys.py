@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, get_args
 
 import typer
 
 from smtrain.core.errors import ConfigError
+from smtrain.core.files import parse_json
 
 _THEIRS = {"prompt": "instruction", "query": "input", "response": "output"}
 """MindSpeed's names of our columns."""
@@ -53,8 +53,8 @@ def renamed(map_keys: str | None, objective: str) -> dict[str, str]:
             code="config.combination",
         )
     try:
-        mapping = json.loads(map_keys)
-    except (ValueError, RecursionError):
+        mapping = parse_json(map_keys)
+    except ValueError:
         mapping = None
     tags = mapping.pop("tags", {}) if isinstance(mapping, dict) else {}
     _refuse_tags(tags)

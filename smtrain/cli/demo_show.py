@@ -22,7 +22,7 @@ from smtrain.core.config import JobConfig
 from smtrain.core.config.units import spell
 from smtrain.core.demo.inputs import HELP, materialise
 from smtrain.core.errors import JobError
-from smtrain.core.files import home
+from smtrain.core.files import home, parse_json, parse_object
 from smtrain.core.text import clean
 from smtrain.stages.base import run_uri
 from smtrain.tools.run import run
@@ -142,7 +142,7 @@ def answers(config: JobConfig) -> dict[str, str]:
     key = json.dumps([model, section.prompts, chat, section.max_new_tokens, section.temperature])
     kept = home() / "demo" / f"answers-{sha256(key.encode()).hexdigest()[:12]}.jsonl"
     if kept.is_file():
-        texts = [json.loads(line) for line in kept.read_text("utf-8").splitlines()]
+        texts = [parse_object(line) for line in kept.read_text("utf-8").splitlines()]
     else:
         kept.parent.mkdir(parents=True, exist_ok=True)
         texts = generate(
@@ -163,7 +163,7 @@ def records(config: JobConfig) -> list[Question]:
     from smtrain.worker.data.tokenize.dialogue import conversation
 
     with (materialise(HELP) / "help.jsonl").open(encoding="utf-8") as lines:
-        rows = [json.loads(line) for line in lines]
+        rows = [parse_json(line) for line in lines]
     hashes = np.array([conversation_hash(conversation(row).messages) for row in rows], np.uint64)
     sides = HoldOut(fraction=held_out.fraction if held_out else None).by_hash(hashes)
     apart = np.zeros(len(rows), bool) if sides is None else sides == HELD

@@ -5,12 +5,13 @@ The client checks a folder with it before a run, the worker reads the files that
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from smtrain.core.files import parse_json
 
 Parts = dict[str, dict[str, list[Path]]]
 """The files of each split of each part (a subject or a task) of a benchmark."""
@@ -229,7 +230,7 @@ def _place_of_csv(path: Path, folder: Path) -> tuple[str, str, str] | None:
 def _first_keys(path: Path) -> set[str]:
     try:
         with path.open("rb") as file:
-            first = json.loads(file.readline(1 << 20).decode("utf-8-sig"))
+            first = parse_json(file.readline(1 << 20).decode("utf-8-sig"))
     except (OSError, ValueError):
         return set()
     return set(first) if isinstance(first, dict) else set()

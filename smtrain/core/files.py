@@ -149,32 +149,50 @@ def opened(path: Path, *, links: bool = True) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
-def read_whole(path: Path, most: int = MOST_JSON) -> str:
-    """The text of a regular file of at most `most` bytes in UTF-8.
+def open_named(path: Path) -> BinaryIO:
+    """Open a file that a person named: a regular one, or the pipe of a shell's <(command). Raises OSError otherwise."""
+    return path.open("rb") if str(path).startswith("/dev/fd/") else opened(path)
 
-    Raises OSError if it cannot be opened or is no regular file, and ValueError for any other content.
+
+def read_whole(path: Path, most: int = MOST_JSON) -> str:
+    """The text of a file that `open_named` opens, of at most `most` bytes in UTF-8.
+
+    Raises OSError if it cannot be opened, and ValueError for any other content.
     """
-    with opened(path) as file:
+    with open_named(path) as file:
         content = file.read(most + 1)
     if len(content) > most:
         raise ValueError(f"it has more than {most:,} bytes")
     return content.decode()
 
 
-def read_value(path: Path, most: int = MOST_JSON) -> Any:
-    """The value in a JSON file; raises OSError and ValueError as `read_whole`."""
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text; raises ValueError for any other text, and for values that are nested too deeply.
+
+    Text that a person or another program may have changed is parsed by this: json.loads raises RecursionError too.
+    """
     try:
-        return json.loads(read_whole(path, most))
+        return json.loads(text)
     except RecursionError:
         raise ValueError("its values are nested too deeply") from None
 
 
-def read_object(path: Path, most: int = MOST_JSON) -> dict[str, Any]:
-    """The object in a JSON file, as `read_value`; raises ValueError for another value."""
-    value = read_value(path, most)
+def parse_object(text: str | bytes) -> dict[str, Any]:
+    """The object of a JSON text, as `parse_json`; raises ValueError for another value."""
+    value = parse_json(text)
     if not isinstance(value, dict):
         raise ValueError(f"it holds {with_article(type(value).__name__)}, no JSON object")
     return value
+
+
+def read_value(path: Path, most: int = MOST_JSON) -> Any:
+    """The value in a JSON file; raises OSError and ValueError as `read_whole`."""
+    return parse_json(read_whole(path, most))
+
+
+def read_object(path: Path, most: int = MOST_JSON) -> dict[str, Any]:
+    """The object in a JSON file, as `read_value`; raises ValueError for another value."""
+    return parse_object(read_whole(path, most))
 
 
 def sync_folder(folder: Path) -> None:

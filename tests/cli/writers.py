@@ -228,8 +228,8 @@ def _data_report(inputs: Path, letter: str, out: Path) -> None:
 CALLS: dict[str, Callable[[Path, str, Path], None]] = {
     "init": _init, "config set": _config_set, "tune": _tune, "compare": _compare, "report": _report,
     "tensorboard": _tensorboard, "download": _download, "demo": _demo, "chat": _chat, "evaluate": _evaluate,
-    "doctor": _doctor, "image build": _image_build, "data export": _export, "data import": _import, "data merge": _merge,
-    "data split": _split, "data report": _data_report,
+    "doctor": _doctor, "image build": _image_build, "data export": _export, "data import": _import,
+    "data merge": _merge, "data split": _split, "data report": _data_report,
 }  # fmt: skip
 COVERED = {
     "run": "tests/client/launch/test_submit.py",

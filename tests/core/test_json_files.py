@@ -14,18 +14,37 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from smtrain.client.config.checks.weights import _read_config
+from smtrain.client.jobs import checkpoints
 from smtrain.client.preflight.dataset import model_folder
 from smtrain.core import files
+from smtrain.core.config.stage_file import stage_config
 from smtrain.core.errors import DataError, SmtrainError
 from smtrain.core.model.hf_tokenizer import vocab_in
+from smtrain.core.protocol.container import Container
+from smtrain.tools.chat.generate import read_prompts
+from smtrain.tools.compare.sources import read
 from smtrain.worker.checkpoint.manifest import Manifest
 from smtrain.worker.checkpoint.open import format_of
 from smtrain.worker.checkpoint.storage import place
 from smtrain.worker.data.manifest import DatasetManifest
 from smtrain.worker.data.pack.exchange import prefixes
 from smtrain.worker.data.tokenize.tokenizer import _json
+from smtrain.worker.evaluation.questions import _rows
 from smtrain.worker.generation.load import not_loaded
 from smtrain.worker.generation.memory_fit import described_in
+
+
+def stage_config_in(folder: Path) -> object:
+    """The config of a stage whose channel and hyperparameters are in one folder."""
+    for name in ("input/data/config/config.json", "input/config/hyperparameters.json"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).unlink(missing_ok=True)
+        if os.path.lexists(here := folder / Path(name).name):
+            (folder / name).symlink_to(here)
+    if not os.path.lexists(folder / "config.json"):
+        (folder / "input/data/config/config.json").write_text('{"model": {"path": "m"}}')
+    return stage_config(Container(folder, ("algo-1",), "algo-1"))
+
 
 READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "prepared": ("manifest.json", prefixes),
@@ -37,6 +56,11 @@ READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "memory": ("config.json", described_in),
     "tokenizer settings": ("tokenizer_config.json", lambda folder: _json(folder / "tokenizer_config.json")),
     "vocabulary": ("tokenizer.json", vocab_in),
+    "stage": ("config.json", stage_config_in),
+    "hyperparameters": ("hyperparameters.json", stage_config_in),
+    "prompts": ("prompts.jsonl", lambda folder: read_prompts([folder / "prompts.jsonl"])),
+    "questions": ("questions.json", lambda folder: list(_rows(folder / "questions.json"))),
+    "log": ("log.jsonl", lambda folder: read(folder / "log.jsonl")),
 }
 
 PREPARED: dict[str, Any] = {
@@ -101,3 +125,37 @@ def test_a_manifest_of_prepared_data_names_the_key_with_another_type(tmp_path: P
     (tmp_path / "manifest.json").write_text(json.dumps({**PREPARED, key: value}))
     with pytest.raises(DataError, match=rf"manifest.json is damaged \({key}.*\); prepare the data again"):
         DatasetManifest.load(tmp_path)
+
+
+@given(
+    text=TEXTS.map(str.encode)
+    | st.binary(max_size=30)
+    | st.builds(
+        lambda files: json.dumps({"files": files}).encode(), VALUES | st.dictionaries(st.text(max_size=4), VALUES)
+    )
+)
+def test_a_damaged_record_of_a_checkpoint_is_a_step_that_is_not_whole(text: bytes) -> None:
+    lacking, model = checkpoints._compared(text, {}, "manifest.json")
+    assert all(isinstance(name, str) for name in lacking)
+    assert model is None or isinstance(model, dict)
+
+
+def test_a_damaged_record_lacks_itself() -> None:
+    assert checkpoints._compared(b'{"files": {"a": 3}', {"a": 3}, "manifest.json") == (["manifest.json"], None)
+    assert checkpoints._compared(b'{"files": {"a": {"size": 3}, "b": 1}}', {"a": 3}, "m") == (["b"], None)
+
+
+OWN = {
+    "worker/generation/ranks", "worker/train/device_use", "worker/data/prepare/spread/places", "core/files",
+    "worker/checkpoint/huggingface/safetensors", "tools/doctor/task", "tools/doctor/devices", "tools/image/lock",
+    "tools/image/registry", "client/planner/result", "client/planner/probing", "client/backends/slurm/place",
+    "client/launch/image_inspect", "client/launch/image_probe", "core/config/load", "core/demo/inputs",
+}  # fmt: skip
+"""Modules that parse what smtrain's own processes or a registry just wrote, or that catch RecursionError."""
+
+
+def test_text_of_others_is_parsed_by_one_function() -> None:
+    package = Path(files.__file__).parents[1]
+    sources = (path for path in package.rglob("*.py") if path.relative_to(package).parts[0] != "plane")
+    users = {str(path.relative_to(package).with_suffix("")) for path in sources if "json.loads(" in path.read_text()}
+    assert users <= OWN, "json.loads raises RecursionError for nested text; use parse_json or parse_object"

@@ -15,7 +15,7 @@ from smtrain.client.follow.reading import pages
 from smtrain.core.config.section import Secret
 from smtrain.core.errors import JobError
 from smtrain.core.facts.sagemaker import ENDED
-from smtrain.core.files import home
+from smtrain.core.files import home, parse_json
 from smtrain.core.git import commit_of, committed
 from smtrain.core.protocol.log_lines import STEP_PATTERN, Line, machine_record, step_record
 from smtrain.core.text import Say
@@ -119,7 +119,7 @@ def _config(job: Job, uri: str | None) -> dict[str, Any]:
     if uri is None:
         return {}
     try:
-        config = json.loads(job.target.read(f"{uri}config.json"))
+        config = parse_json(job.target.read(f"{uri}config.json"))
     except Exception:  # a tracker without parameters is better than none
         return {}
     return config if isinstance(config, dict) else {}
@@ -135,7 +135,7 @@ def read_secret(job: Job, named: Secret) -> str:
             text = place.client("secretsmanager").get_secret_value(SecretId=name)["SecretString"]
         else:
             text = place.client("ssm").get_parameter(Name=name, WithDecryption=True)["Parameter"]["Value"]
-        return str(json.loads(text)[named.key] if named.key else text).strip()
+        return str(parse_json(text)[named.key] if named.key else text).strip()
     except (ClientError, BotoCoreError, KeyError, ValueError, TypeError) as error:
         raise JobError(f"the secret {name} could not be read ({type(error).__name__})") from None
 

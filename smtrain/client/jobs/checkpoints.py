@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from smtrain.client.backends.base import JobPlace
+from smtrain.core.files import parse_object
 from smtrain.core.protocol.lineage import Lines
 from smtrain.core.protocol.uris import split_uri
 
@@ -19,7 +20,7 @@ class Step:
 
     uri: str
     lacking: tuple[str, ...]
-    """Files that are missing, or of another size than in the manifest; the manifest itself if it is missing."""
+    """Files that are missing, or of another size than in the manifest; the manifest if it is missing or damaged."""
     model: dict[str, Any] | None
     """The config.json of the model that was trained, if the record holds it."""
 
@@ -31,6 +32,18 @@ class Step:
     def whole(self) -> bool:
         """True if the manifest exists, and every file in it, with its size."""
         return not self.lacking
+
+
+def _compared(text: bytes, files: Mapping[str, int], record: str) -> tuple[list[str], dict[str, Any] | None]:
+    """The files of a step that differ from its record, and its model's config.json; the record if it is damaged."""
+    try:
+        about = parse_object(text)
+        # a size each, or a mapping with it
+        sizes = {name: entry if isinstance(entry, int) else entry["size"] for name, entry in about["files"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return [record], None
+    model = about.get("config")
+    return [name for name, size in sizes.items() if files.get(name) != size], model if isinstance(model, dict) else None
 
 
 def saved_steps(target: JobPlace, uri: str, job: str | None = None) -> list[Step]:
@@ -51,10 +64,6 @@ def saved_steps(target: JobPlace, uri: str, job: str | None = None) -> list[Step
         files = {name[len(step) + 1 :]: size for name, size in held.items() if name.startswith(f"{step}/")}
         lacking, model = [_RECORDS[0]], None
         if record := next((name for name in _RECORDS if name in files), None):
-            about = json.loads(read(f"{step}/{record}"))
-            model = about.get("config")
-            # a size each, or a mapping with it
-            sizes = {name: entry if isinstance(entry, int) else entry["size"] for name, entry in about["files"].items()}
-            lacking = [name for name, size in sizes.items() if files.get(name) != size]
+            lacking, model = _compared(read(f"{step}/{record}"), files, record)
         steps.append(Step(f"{uri}{step}/", tuple(lacking), model))
     return steps

@@ -6,7 +6,6 @@ trial of a run here has the same shape; a job's request only takes the model of 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,8 @@ from smtrain.client.backends.job_registry import CLUSTERS, PAI
 from smtrain.client.backends.sagemaker.retry import impatient
 from smtrain.client.backends.sagemaker.target import near_run
 from smtrain.core.config import JobConfig
-from smtrain.core.errors import ConfigError, JobError, SmtrainError
+from smtrain.core.errors import ConfigError, JobError, SmtrainError, first_line
+from smtrain.core.files import parse_object
 from smtrain.core.model.hf_folder import ADAPTER
 from smtrain.core.protocol.requests import is_of_run, stage_of
 from smtrain.core.protocol.uris import RUN, split_uri
@@ -98,7 +98,10 @@ def _parent(name: str, place: JobPlace) -> Parent:
     files = {item["Key"].removeprefix(prefix) for item in place.listing(uri)}
     if "config.json" not in files:
         raise _Refused(_lack(files, uri, run, job))
-    return Parent(run, job, uri, json.loads(place.read(f"{uri}config.json")))
+    try:
+        return Parent(run, job, uri, parse_object(place.read(f"{uri}config.json")))
+    except ValueError as error:
+        raise _Refused(f"{uri}config.json is damaged ({first_line(error)}); {_exported_again(run)}") from None
 
 
 def _export_job(name: str, place: JobPlace, rows: Sequence[Mapping[str, Any]]) -> str:
@@ -153,7 +156,11 @@ def _lack(files: set[str], uri: str, run: str, job: str) -> str:
             f"of {run} and `smtrain run` it, which only exports again"
         )
     what = f"the model that {job} exported was deleted" if not files else f"{uri} holds no config.json"
-    return f"{what}; `smtrain launch CONFIG --stage export --again` with the config of {run} exports it again"
+    return f"{what}; {_exported_again(run)}"
+
+
+def _exported_again(run: str) -> str:
+    return f"`smtrain launch CONFIG --stage export --again` with the config of {run} exports it again"
 
 
 def _unknown(name: str, place: JobPlace) -> str:

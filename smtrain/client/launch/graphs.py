@@ -6,7 +6,6 @@ what a job runs, only what is compiled when.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +13,7 @@ from smtrain.client.backends.base import JobPlace
 from smtrain.core.config import JobConfig
 from smtrain.core.config.schema import GRAPHS_COMPLETE, digest
 from smtrain.core.errors import ConfigError, JobError
+from smtrain.core.files import parse_json
 from smtrain.core.protocol.entrypoints import GRAPHS
 from smtrain.core.text import Say
 from smtrain.version import __version__
@@ -91,7 +91,7 @@ def compilable(config: JobConfig, environment: Mapping[str, str]) -> str:
 def held(target: JobPlace, uri: str) -> dict[str, Any] | None:
     """The marker of the job that compiled this cache; None if the cache has no marker."""
     try:
-        marker = json.loads(target.read(f"{uri}/{GRAPHS_COMPLETE}"))
+        marker = parse_json(target.read(f"{uri}/{GRAPHS_COMPLETE}"))
     except (JobError, ValueError):
         return None
     return marker if isinstance(marker, dict) and {"graphs", "job"} <= marker.keys() else None

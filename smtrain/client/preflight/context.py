@@ -19,7 +19,7 @@ from smtrain.client.launch.stages import Chain
 from smtrain.client.preflight.findings import Finding
 from smtrain.core.config import JobConfig, Stage
 from smtrain.core.errors import ConfigError
-from smtrain.core.files import read_object
+from smtrain.core.files import parse_object, read_object
 from smtrain.core.protocol.uris import RUN, split_uri
 
 if TYPE_CHECKING:
@@ -168,9 +168,9 @@ def json_of(context: Context, uri: str, name: str) -> dict[str, Any] | None:
     bucket, prefix = split_uri(uri.rstrip("/") + "/")
     try:
         body = context.ask("s3", "get_object", absent=["NoSuchKey", "NoSuchBucket"], Bucket=bucket, Key=prefix + name)
-        answer: dict[str, Any] = json.loads(body["Body"].read())
+        answer = parse_object(body["Body"].read())
     except Absent:
         return None
     except ValueError:
-        raise Unread(f"{uri.rstrip('/')}/{name} is not JSON") from None
+        raise Unread(f"{uri.rstrip('/')}/{name} is no JSON object") from None
     return answer

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 from smtrain.client.preflight.context import Context, Unread, described_in
 from smtrain.client.preflight.findings import Finding
 from smtrain.core.config import textfiles
+from smtrain.core.files import parse_json
 from smtrain.core.model.hf_config import positions_named
 
 _BYTES = 4
@@ -74,7 +74,7 @@ def _chosen(folder: Path) -> list[tuple[Path, str]]:
 
 def _text_bytes(line: bytes, column: str) -> int:
     try:
-        text = json.loads(line)[column]
+        text = parse_json(line)[column]
     except (ValueError, KeyError, TypeError):
         return 0
     return len(text.encode(errors="replace")) if isinstance(text, str) else 0

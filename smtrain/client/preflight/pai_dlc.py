@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 
@@ -15,6 +14,7 @@ from smtrain.client.preflight.findings import Finding
 from smtrain.core.config import Stage
 from smtrain.core.config.pai import OSS
 from smtrain.core.config.schema import inputs_of
+from smtrain.core.files import parse_object
 from smtrain.core.near import nearest
 from smtrain.core.protocol.uris import split_uri
 from smtrain.stages import stage_named
@@ -98,7 +98,7 @@ def _model(chain: Chain, place: PaiPlace, uri: str, there: set[str]) -> Iterator
         yield Finding("model", "fault", f"{uri} holds no config.json", "name a Hugging Face model folder")
         return
     try:
-        described = json.loads(place.read(file))
+        described = parse_object(place.read(file))
         faults = [text for _, text in shape_faults(chain.config, described)]
     except (CloudError, ValueError) as error:
         yield Finding("model", "fault", f"{file} cannot be read ({error})", "copy the model there again")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +10,7 @@ from smtrain.client.iam.policies import role_statements
 from smtrain.client.iam.statements import SCHEDULER, SERVICE, Arns, Statement, command_statements
 from smtrain.client.preflight.context import Absent, Context, Unread
 from smtrain.client.preflight.findings import Finding
+from smtrain.core.files import parse_json
 
 
 def role(context: Context) -> Iterator[Finding]:
@@ -84,7 +84,7 @@ def denied(context: Context, arn: str, statement: Statement) -> Iterator[str]:
 
 def _trusted(document: str | dict[str, Any], service: str = SERVICE) -> bool:
     """True if a trust policy lets a service assume the role."""
-    policy = json.loads(document) if isinstance(document, str) else document
+    policy = parse_json(document) if isinstance(document, str) else document
     statements = policy.get("Statement", [])
     for statement in [statements] if isinstance(statements, dict) else statements:
         actions, principal = _list(statement.get("Action")), statement.get("Principal")

@@ -26,6 +26,8 @@ from smtrain.core.config import JobConfig, Stage
 from smtrain.client.config.load import Source
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.targets import TargetName
+from smtrain.core.targets import TargetName
+from smtrain.core.files import parse_object
 from smtrain.core.public import public
 from smtrain.core.text import Say
 from smtrain.stages import stages_of
@@ -175,7 +177,10 @@ def _sent(place: Target, config: JobConfig, name: str, definition: dict[str, Any
             raise
         client.create_pipeline(**asked, Tags=tags)
         return f"created pipeline {name}"
-    held = json.loads(found["PipelineDefinition"])
+    try:
+        held = parse_object(found["PipelineDefinition"])
+    except ValueError:
+        held = {}
     if held.get("Metadata") != definition["Metadata"]:
         raise JobError(f"pipeline {name} is not one of this run's; give another name")
     if held == definition and found.get("RoleArn") == role:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +11,8 @@ from smtrain.client.jobs.listing import jobs_of
 from smtrain.client.jobs.results import What
 from smtrain.core.config import JobConfig, Stage
 from smtrain.core.config.units import spell
-from smtrain.core.errors import JobError
+from smtrain.core.errors import JobError, first_line
+from smtrain.core.files import parse_json
 from smtrain.core.public import public_class
 
 if TYPE_CHECKING:
@@ -115,5 +115,9 @@ class Run:
     @property
     def texts(self) -> list[dict[str, str]]:
         """Prompt and completion of each generated text."""
-        texts: list[dict[str, str]] = json.loads(self.job("generate").read("generation.json"))
+        job = self.job("generate")
+        try:
+            texts: list[dict[str, str]] = parse_json(job.read("generation.json"))
+        except ValueError as error:
+            raise JobError(f"generation.json of {job.name} is damaged ({first_line(error)}); generate again") from None
         return texts

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from smtrain.core.config.error_messages import key_of, sentence_of
 from smtrain.core.config.schema import JobConfig
-from smtrain.core.errors import ConfigError
+from smtrain.core.errors import ConfigError, first_line
+from smtrain.core.files import parse_json, read_object
 from smtrain.core.protocol.container import Container
 
 TUNED = "smtrain_tuned"
@@ -21,20 +22,22 @@ def stage_config(container: Container) -> JobConfig:
 
     Raises `ConfigError` if the schema refuses a value of the tuning job.
     """
-    path = container.channel("config") / "config.json"
-    raw: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    raw = _object(container.channel("config") / "config.json")
     values = tuned_values(container)
     for key, value in values.items():
         *sections, last = key.split(".")
         here = raw
         for section in sections:
-            here = here.setdefault(section, {})
+            below = here.get(section)
+            below = below if isinstance(below, dict) else {}
+            here[section] = below
+            here = below
         here[last] = value
     try:
         return JobConfig.model_validate(raw)
     except ValidationError as error:
         if not values:
-            raise
+            raise _damaged(container.channel("config") / "config.json", first_line(error)) from None
         faults = [sentence_of(JobConfig, key_of(detail)[1], detail) for detail in error.errors()]
     raise ConfigError(
         [f"a hyperparameter of the tuning job cannot be used: {fault}" for fault in faults], code="config.wrong_value"
@@ -44,14 +47,29 @@ def stage_config(container: Container) -> JobConfig:
 def tuned_values(container: Container) -> dict[str, str]:
     """The values that the tuning job chose, as texts by key; empty for other jobs."""
     path = container.root / "input/config/hyperparameters.json"
-    try:
-        parameters: dict[str, str] = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
+    if not path.exists():
         return {}
+    parameters = _object(path)
     keys = _plain(parameters.get(TUNED, "")).split(",")
     return {key: _plain(parameters[key]) for key in keys if key in parameters}
 
 
-def _plain(text: str) -> str:
+def _object(path: Path) -> dict[str, Any]:
+    """The object in a file of the job. Raises `ConfigError` if it is damaged."""
+    try:
+        return read_object(path)
+    except (OSError, ValueError) as error:
+        raise _damaged(path, first_line(error)) from None
+
+
+def _damaged(path: Path, reason: str) -> ConfigError:
+    return ConfigError(f"{path} is damaged ({reason}); launch the stage again", code="config.unreadable")
+
+
+def _plain(value: Any) -> str:
     """The text of a hyperparameter: SDK v2 and the toolkit send text as JSON."""
-    return str(json.loads(text)) if text.startswith('"') else text
+    text = str(value)
+    try:
+        return str(parse_json(text)) if text.startswith('"') else text
+    except ValueError:
+        return text

@@ -7,12 +7,12 @@ all provide; SM_* variables override the path of a folder.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from smtrain.core.errors import SmtrainError
+from smtrain.core.errors import SmtrainError, first_line
+from smtrain.core.files import read_object
 
 PREPARED_FORMAT = 1  # format_version in the manifest.json of prepared data
 FAILURE_LIMIT = 1024  # characters of output/failure that reach FailureReason
@@ -41,10 +41,16 @@ class Container:
         """Read `resourceconfig.json`; without it, this is a single host named algo-1."""
         root = ml_root()
         try:
-            resources = json.loads((root / "input/config/resourceconfig.json").read_text("utf-8"))
+            resources = read_object(root / "input/config/resourceconfig.json")
+            hosts, host = tuple(map(str, resources["hosts"])), resources["current_host"]
+            if host not in hosts:
+                raise ValueError(f"{host!r} is none of its hosts")
         except FileNotFoundError:
-            resources = {"hosts": ["algo-1"], "current_host": "algo-1"}
-        return cls(root, tuple(resources["hosts"]), resources["current_host"])
+            return cls(root, ("algo-1",), "algo-1")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            file = root / "input/config/resourceconfig.json"
+            raise SmtrainError(f"{file} is damaged ({first_line(error)}); launch the stage again") from None
+        return cls(root, hosts, str(host))
 
     @property
     def host_rank(self) -> int:

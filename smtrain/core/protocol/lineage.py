@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from smtrain.core.digests import verified, with_digest
-from smtrain.core.files import write_atomically
+from smtrain.core.files import parse_json, write_atomically
 
 NAME = "line.json"
 FORMAT, VERSION = "smtrain-line", 1
@@ -49,11 +49,11 @@ class Origin:
     def parse(cls, text: str | bytes) -> Origin | None:
         """Parse a record; None for other text, and for a damaged one."""
         try:
-            content = verified(json.loads(text))
+            content = verified(parse_json(text))
             began = content["from"] or {"job": None, "step": None}
             right = (content["format"], content["version"]) == (FORMAT, VERSION)
             return cls(int(content["number"]), began["job"], began["step"]) if right else None
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (ValueError, KeyError, TypeError, AttributeError):
             return None
 
 

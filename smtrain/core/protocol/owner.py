@@ -16,6 +16,7 @@ from typing import Any
 
 from smtrain.core.errors import JobError
 from smtrain.core.facts.sagemaker import ENDED
+from smtrain.core.files import parse_json
 from smtrain.core.protocol.uris import split_uri
 
 FORMAT, VERSION = "smtrain-owner", 1
@@ -55,11 +56,11 @@ class Owner:
     @classmethod
     def parse(cls, text: bytes, uri: str) -> Owner:
         try:
-            content = json.loads(text)
+            content = parse_json(text)
             if (content.pop("format"), content.pop("version")) != (FORMAT, VERSION):
                 raise ValueError("it is from another version")
             return cls(**content)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise JobError(
                 f"{uri} cannot be read ({error}), so the job that writes the checkpoints is unknown; delete it once no "
                 "job of the run is in progress"

@@ -11,7 +11,7 @@ from typing import Any
 from smtrain.core.config.track import Wandb
 from smtrain.core.errors import SmtrainError
 from smtrain.core.extras import missing, present
-from smtrain.core.files import write_atomically
+from smtrain.core.files import parse_json, write_atomically
 from smtrain.core.tracking.settings import Tracked, TrackedStep
 
 
@@ -60,7 +60,7 @@ class WandbTracker:
 
     def _kept(self) -> dict[str, Any]:
         try:
-            content = json.loads(self._file.read_text("utf-8"))
+            content = parse_json(self._file.read_text("utf-8"))
         except (OSError, ValueError):
             return {}
         return content if isinstance(content, dict) else {}

@@ -10,6 +10,7 @@ from typing import Any
 from smtrain.client.backends.sagemaker.calls import unnamed
 from smtrain.client.backends.sagemaker.target import Target
 from smtrain.core.errors import CheckpointError, ConfigError, JobError
+from smtrain.core.files import parse_json
 from smtrain.core.public import public_class
 from smtrain.core.targets import TARGETS, TargetName
 from smtrain.core.text import clean
@@ -260,7 +261,7 @@ def _text(line: bytes, endpoint: str) -> Iterator[str]:
     if not text.startswith("{"):  # [DONE], a comment, the end of an event
         return
     try:
-        event = json.loads(text)
+        event = parse_json(text)
     except ValueError:
         raise JobError(_refused(endpoint, f"its answer is not JSON: {text[:200]}")) from None
     if error := event.get("error"):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from smtrain.core.doing import doing
 from smtrain.core.errors import ConfigError, DataError, first_line
-from smtrain.core.files import only_writer
+from smtrain.core.files import only_writer, parse_json, read_whole
 from smtrain.core.model.chat_options import checked_options
 from smtrain.core.near import near_path
 from smtrain.core.public import public
@@ -65,12 +65,14 @@ def read_prompts(sources: Sequence[str | Path], texts: Iterable[str] = ()) -> li
         if path.is_dir():
             raise DataError(f"{source} is a folder; name a .txt or .jsonl file of prompts")
         try:
-            content = path.read_text("utf-8")
+            content = read_whole(path)
         except OSError as error:
             near = near_path(source) if isinstance(error, FileNotFoundError) else ""
             raise DataError(f"{source} cannot be read ({error.strerror}); {near}name a .txt or .jsonl file") from None
         except UnicodeDecodeError:
             raise DataError(f"{source} is not UTF-8 text; name a .txt or .jsonl file of prompts") from None
+        except ValueError as error:
+            raise DataError(f"{source} cannot be read ({error}); divide it into several files") from None
         lines = [(number, line) for number, line in enumerate(content.split("\n"), start=1) if line.strip()]
         if path.suffix in (".jsonl", ".json"):
             prompts += [_of_record(line, f"{source}:{number}") for number, line in lines]
@@ -86,8 +88,8 @@ def read_prompts(sources: Sequence[str | Path], texts: Iterable[str] = ()) -> li
 
 def _of_record(line: str, place: str) -> Prompt:
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        record = parse_json(line)
+    except ValueError as error:
         raise DataError(f"{place}: is not JSON ({first_line(error)}); correct the line, or take it out") from None
     if isinstance(record, str):
         return Prompt(text=record)
@@ -206,7 +208,7 @@ def _template_text(template: str | Path | None) -> str | None:
     if template is None:
         return None
     try:
-        return Path(template).read_text("utf-8")
+        return read_whole(Path(template))
     except (OSError, ValueError):
         return str(template)
 
@@ -296,10 +298,12 @@ def _resume(part: Path, batch: int) -> list[dict[str, Any]]:
     lines: list[bytes] = []
     for line in part.read_bytes().splitlines(keepends=True):
         try:
-            record = json.loads(line)
+            record = parse_json(line)
         except ValueError:
             break  # cut off when the earlier call was killed
         if not line.endswith(b"\n"):
+            break
+        if not isinstance(record, dict):
             break
         records.append(record)
         lines.append(line)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Iterable
@@ -16,7 +15,7 @@ from smtrain.client.backends.sagemaker.target import unknown_run
 from smtrain.client.jobs.copies import StoreCopy
 from smtrain.core.config.pai import OSS
 from smtrain.core.errors import CheckpointError, JobError
-from smtrain.core.files import home, read_value
+from smtrain.core.files import home, parse_object, read_value
 from smtrain.core.model.hf_folder import ADAPTER, folder_of, is_adapter, tokenizer_in
 from smtrain.core.model.hf_folder import weights_in as first_of_weights
 from smtrain.core.model.remedies import (
@@ -325,7 +324,7 @@ def _in_s3(target: JobPlace, uri: str, name: str) -> FoundModel:
         raise CheckpointError(f"{uri} {what}; name the prefix of a Hugging Face model")
     body = target.read(far.uri + kind)
     try:
-        described = json.loads(body)
+        described = parse_object(body)
     except ValueError:
         why = misfit(kind, body[:HEAD], len(body)) or "cannot be read as JSON; mend it there, or copy this file again"
         raise CheckpointError(f"{uri}: {kind} {why}") from None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import csv
+import io
 import itertools
-import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 from smtrain.client.backends.sagemaker.target import unknown_run
 from smtrain.core.errors import DataError, JobError
 from smtrain.core.extras import missing
+from smtrain.core.files import open_named, parse_json
 from smtrain.core.near import near_path
 from smtrain.core.protocol.log_lines import step_record
 from smtrain.core.protocol.requests import rate_changes
@@ -26,6 +27,8 @@ _EPOCH = re.compile(r"Epoch\s+(\d+):.*?(\d+)/(\d+|\?)\s*\[")
 _PAIR = re.compile(rf"([A-Za-z_][\w /]*)=({_NUMBER})")
 _OURS = re.compile(r"\bstep=\d{1,15} .*")
 _EVENTS = "events.out.tfevents"
+_LONGEST = 1 << 20
+"""Characters of the longest line; a longer one counts as several."""
 _NAMED = re.compile(r"([\w. -]{1,60})=(.+)")
 
 
@@ -77,8 +80,9 @@ def _of_path(path: Path, name: str) -> Series:
     if path.name.startswith(_EVENTS):
         return series(name, str(path), _events(path))
     try:
-        with path.open(encoding="utf-8", errors="replace", newline="\n") as lines:  # progress bars write \r
-            return _of_lines(lines, path, name)
+        # newline: progress bars write \r
+        with open_named(path) as file, io.TextIOWrapper(file, "utf-8", "replace", newline="\n") as lines:
+            return _of_lines(iter(lambda: lines.readline(_LONGEST), ""), path, name)
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror})") from None
 
@@ -102,8 +106,8 @@ def _of_lines(lines: Iterable[str], path: Path, name: str) -> Series:
 def _json_lines(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
     for line in lines:
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
+            row = parse_json(line)
+        except ValueError:
             continue  # the last line of a job that was killed
         if isinstance(row, dict):
             yield row

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.core.doing import doing
+from smtrain.core.files import parse_json
 from smtrain.core.machine import cores_here
 from smtrain.tools.doctor.devices import TorchView
 from smtrain.tools.doctor.gathered import anonymous, child, end
@@ -249,7 +249,7 @@ def _row(record: Path, part: str) -> dict[str, Any] | None:
     with contextlib.suppress(OSError):
         for line in record.read_text("utf-8").splitlines():
             with contextlib.suppress(ValueError):  # a line that is being written
-                row: dict[str, Any] = json.loads(line)
+                row: dict[str, Any] = parse_json(line)
                 if row["part"] == part and row["state"] != "begun":
                     return row
     return None

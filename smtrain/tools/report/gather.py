@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 import re
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,6 +16,7 @@ from smtrain.client.jobs.job import Job
 from smtrain.client.jobs.listing import list_jobs
 from smtrain.core.errors import JobError
 from smtrain.core.facts.sagemaker import ENDED
+from smtrain.core.files import parse_json
 from smtrain.core.git import commit_of
 from smtrain.core.protocol.log_lines import (
     MACHINE,
@@ -236,7 +236,7 @@ def _config_file(target: JobPlace, job: JobAccount) -> dict[str, Any]:
     """The config file of a job; empty if it is gone."""
     uri = _channel(job, "config")
     try:
-        content = json.loads(target.read(f"{uri}config.json")) if uri else {}
+        content = parse_json(target.read(f"{uri}config.json")) if uri else {}
     except JobError:
         return {}
     return content if isinstance(content, dict) else {}
@@ -278,7 +278,7 @@ def _left(run: RunAccount, stage: str, file: str) -> Any:
     if job is None or job.status != "Completed":
         return None
     try:
-        return json.loads(run.target.read(f"{Job(job.name, run.target).output}{file}"))
+        return parse_json(run.target.read(f"{Job(job.name, run.target).output}{file}"))
     except (JobError, ValueError):
         return None
 

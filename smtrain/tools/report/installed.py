@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import subprocess
 from importlib import metadata
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from smtrain.core.files import parse_json
 from smtrain.core.git import committed
 from smtrain.version import __version__
 
@@ -32,7 +32,7 @@ def commands() -> list[str]:
 def _direct_url() -> dict[str, Any]:
     """The installer's record of the package's source (PEP 610); empty for a package from an index."""
     try:
-        record = json.loads(metadata.distribution("smtrain").read_text("direct_url.json") or "{}")
+        record = parse_json(metadata.distribution("smtrain").read_text("direct_url.json") or "{}")
     except (metadata.PackageNotFoundError, ValueError):
         return {}
     return record if isinstance(record, dict) else {}

@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from smtrain.core.errors import CheckpointError
+from smtrain.core.files import parse_json
 from smtrain.core.machine import cores_here
 from smtrain.core.model.layout import Sharding
 from smtrain.worker.checkpoint.sources import WeightSource
@@ -91,7 +92,7 @@ def is_done(plan: ConversionPlan, work: str, present: dict[str, int], manifest: 
     if not old:
         return False
     try:
-        written = json.loads(manifest or b"{}")
+        written = parse_json(manifest or b"{}")
         sizes = {file: about["size"] for file, about in written["files"].items()} if written["work"] == work else None
     except (ValueError, KeyError, TypeError, AttributeError):
         sizes = None
@@ -103,9 +104,9 @@ def is_done(plan: ConversionPlan, work: str, present: dict[str, int], manifest: 
 def written_by(manifest: bytes | None) -> list[str]:
     """The files that an earlier conversion wrote, by its manifest; empty if another tool wrote the manifest."""
     try:
-        content = json.loads(manifest or b"{}")
+        content = parse_json(manifest or b"{}")
         files = [file for file in content["files"] if isinstance(file, str)] if content["format"] == FORMAT else []
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         return []
     return [file for file in files if not file.startswith("/") and ".." not in file.split("/")]
 

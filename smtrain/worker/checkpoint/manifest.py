@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from smtrain.core.digests import DIGEST, digest_of, with_digest
 from smtrain.core.errors import CheckpointError, first_line
-from smtrain.core.files import read_whole, sync_folder, write_atomically
+from smtrain.core.files import parse_json, read_whole, sync_folder, write_atomically
 from smtrain.core.model.families import ModelShape
 from smtrain.core.model.footprint import PRECISIONS, Precision, is_loss_scale
 from smtrain.core.model.layout import Layout
@@ -135,8 +135,8 @@ class Manifest:
         """Parse a manifest; `checkpoint` names it in errors. Raises `CheckpointError` if it is invalid."""
         path = f"{checkpoint}/{NAME}"
         try:
-            data = json.loads(text)
-        except (ValueError, RecursionError) as error:
+            data = parse_json(text)
+        except ValueError as error:
             raise CheckpointError(
                 f"{path} cannot be read ({first_line(error)}): take another checkpoint", code="checkpoint.damaged"
             ) from None

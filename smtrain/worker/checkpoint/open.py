@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 from smtrain.core.errors import CheckpointError
+from smtrain.core.files import parse_json
 from smtrain.core.model.hf_folder import folder_of
 from smtrain.core.model.layout import KvOrder
 from smtrain.core.model.remedies import broken_link, file_kind, folder_misfit, missing_shards
@@ -157,7 +157,7 @@ def format_of(location: Place) -> str | None:
     if error := strange(location, native_manifest.NAME):
         raise error
     try:
-        content = json.loads(read_text(location, native_manifest.NAME))
+        content = parse_json(read_text(location, native_manifest.NAME))
     except (CheckpointError, ValueError, RecursionError):
         return None
     return content.get("format") if isinstance(content, dict) else None

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.core.errors import CheckpointError, first_line
-from smtrain.core.files import disk_sentence, hold, sync_folder, write_atomically
+from smtrain.core.files import disk_sentence, hold, parse_json, sync_folder, write_atomically
 from smtrain.worker.checkpoint.conversion_plan import written_by
 from smtrain.worker.checkpoint.storage import UnreachableError
 
@@ -141,7 +141,7 @@ class Staging:
         done, size = {}, len(header) + 1
         for line in lines[:-1]:  # a line without newline was cut off
             try:
-                key, result = json.loads(line)
+                key, result = parse_json(line)
             except ValueError:  # the disk was full
                 break
             done[key] = result
@@ -258,7 +258,7 @@ def is_unfinished(folder: Path, marker: str) -> bool:
 
 def _read_moving(folder: Path) -> dict[str, Any] | None:
     try:
-        moving = json.loads((folder / _MOVING).read_text())
+        moving = parse_json((folder / _MOVING).read_text())
         return {"header": str(moving["header"]), "files": dict(moving["files"]), "older": list(moving["older"])}
     except FileNotFoundError:
         return None

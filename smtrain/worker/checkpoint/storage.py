@@ -6,7 +6,6 @@ Ranges are read in place; nothing is copied first.
 from __future__ import annotations
 
 import errno
-import json
 import mmap
 import sys
 import threading
@@ -17,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 from smtrain.core.errors import CheckpointError, first_line
 from smtrain.core.extras import missing
+from smtrain.core.files import parse_json
 from smtrain.core.model.remedies import HEAD, misfit
 from smtrain.worker.data.read.object_store import retry
 
@@ -283,8 +283,8 @@ def read_json(location: Place, file: str, else_: str = "") -> dict[str, Any]:
     if fault := strange(location, file):
         raise fault
     try:
-        content = json.loads(read_text(location, file))
-    except (ValueError, RecursionError) as error:
+        content = parse_json(read_text(location, file))
+    except ValueError as error:
         raise CheckpointError(
             f"{location}/{file} is not JSON ({first_line(error)}); mend it there, or copy this file again{else_}.",
             code="checkpoint.damaged",

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from smtrain.core.errors import CheckpointError
+from smtrain.core.files import parse_json
 from smtrain.worker.checkpoint.conversion_plan import (
     MANIFEST,
     ConversionPlan,
@@ -97,7 +98,7 @@ class _Journal:
         if JOURNAL not in present or MANIFEST in present:
             return
         try:
-            journal = json.loads(fs.cat_file(f"{prefix}/{JOURNAL}"))
+            journal = parse_json(fs.cat_file(f"{prefix}/{JOURNAL}"))
             owner, self.mixed, self.files = journal["work"], journal["mixed"], list(journal["files"])
             done = dict(journal["done"])
             self.older = [file for file in journal["older"] if file in present]

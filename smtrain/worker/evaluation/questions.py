@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import csv
 import gzip
-import json
+import io
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from smtrain.core.benchmarks import AGIEVAL_CHINESE, AGIEVAL_CLOZE, BENCHMARKS, Parts
 from smtrain.core.errors import DataError
+from smtrain.core.files import MOST_JSON, opened, parse_json
 from smtrain.worker.data.read.unread import UnreadText, holds_text, unread_fields
 
 Record = dict[str, Any]
@@ -66,16 +68,14 @@ def _rows(path: Path) -> Iterator[tuple[int, Record]]:
         if path.suffix == ".parquet":
             rows: Any = _of_parquet(path)
         elif path.suffix == ".csv":
-            with path.open(encoding="utf-8-sig", newline="") as file:
-                rows = list(csv.DictReader(file))
+            rows = list(csv.DictReader(io.StringIO(_content(path), newline="")))
         elif path.suffix == ".json":
-            whole = json.loads(path.read_text("utf-8-sig"))
+            whole = parse_json(_content(path))
             rows = whole.get("examples") if isinstance(whole, dict) else whole
             if not isinstance(rows, list):
                 raise ValueError("it has no list of examples")
         else:
-            raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-            rows = list(_of_lines(raw.decode("utf-8-sig")))
+            rows = list(_of_lines(_content(path)))
     except (OSError, ValueError, EOFError, csv.Error, zlib.error) as error:
         raise DataError(f"{path} cannot be read ({error}); replace it by a whole copy.") from error
     for number, row in enumerate(rows, start=1):
@@ -84,11 +84,20 @@ def _rows(path: Path) -> Iterator[tuple[int, Record]]:
         yield number, row
 
 
+def _content(path: Path) -> str:
+    """The text of a regular file, unpacked. Raises OSError, EOFError, ValueError and zlib.error for anything else."""
+    with opened(path) as file, gzip.open(file) if path.suffix == ".gz" else nullcontext(file) as raw:
+        content = raw.read(MOST_JSON + 1)
+    if len(content) > MOST_JSON:
+        raise ValueError(f"it has more than {MOST_JSON:,} bytes")
+    return content.decode("utf-8-sig")
+
+
 def _of_lines(text: str) -> Iterator[Any]:
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             try:
-                yield json.loads(line)
+                yield parse_json(line)
             except ValueError as error:
                 raise ValueError(f"line {number} is not JSON: {error}") from None
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from smtrain.core.errors import CheckpointError, DataError, first_line
+from smtrain.core.files import read_whole
 from smtrain.worker.generation.generating import encoded
 from smtrain.worker.generation.load import Loaded
 
@@ -26,8 +27,8 @@ def set_template(loaded: Loaded, file: Path | None, options: Mapping[str, Any] |
     loaded.template_options = dict(options or {})
     if file is not None:
         try:
-            loaded.tokenizer.chat_template = file.read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            loaded.tokenizer.chat_template = read_whole(file)
+        except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
             raise CheckpointError(f"{file} cannot be read as a chat template ({why}); name a file with one") from None
     if not loaded.tokenizer.chat_template:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from smtrain.core.config import JobConfig
 from smtrain.core.config.schema import digest
 from smtrain.core.errors import CheckpointError
-from smtrain.core.files import write_atomically
+from smtrain.core.files import parse_json, write_atomically
 from smtrain.worker.checkpoint.digest import weights_digest
 from smtrain.worker.checkpoint.sources import WeightSource
 from smtrain.worker.data.load.rows import PairRows
@@ -179,7 +179,7 @@ def _read(path: Path, key: str) -> NDArray[np.float32]:
     remedy = "delete it, and the next attempt computes it again from the reference's weights"
     try:
         line, _, raw = path.read_bytes().partition(b"\n")
-        head: dict[str, Any] = json.loads(line)
+        head: dict[str, Any] = parse_json(line)
         known, pairs, checksum = head["key"], head["pairs"], head["sha256"]
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read ({error.strerror}); check the disk") from None

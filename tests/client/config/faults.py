@@ -276,8 +276,12 @@ MACHINES = (
         "cluster.sbatch: ",
         ("put lines of yours into cluster.setup", {"cluster.sbatch": OUT, "cluster.setup": ["x"]}),
     ),
-    case("slurm", {"cluster.setup": ["x=1", "export A=it's"]}, "cluster.setup: bash cannot read it (unexpected EOF",
-         ("correct the line", {"cluster.setup": ["x=1", 'export A="it\'s"']})),
+    case(
+        "slurm",
+        {"cluster.setup": ["x=1", "export A=it's"]},
+        "cluster.setup: bash cannot read it (unexpected EOF",
+        ("correct the line", {"cluster.setup": ["x=1", 'export A="it\'s"']}),
+    ),
     case("trn2", {"parallel": {"tp": 8, "pp": 3}}, "tp x pp = 24 does not divide", "tp = 4 and pp = 4 would do"),
     case("trn2", {"parallel": {"tp": 4, "dp": 3}}, "tp x pp x dp = 12", "tp = 4, pp = 1 and dp = 16 would do"),
     case(

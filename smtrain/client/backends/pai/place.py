@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -31,6 +30,7 @@ from smtrain.client.backends.sagemaker.retry import outlasting
 from smtrain.core.config.pai import OSS, Pai
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.facts.sagemaker import ENDED
+from smtrain.core.files import parse_object
 from smtrain.core.protocol.requests import stage_of
 from smtrain.core.targets import TARGETS
 from smtrain.core.text import Say, json_text, say
@@ -220,7 +220,10 @@ class PaiPlace:
         """DescribeTrainingJob's answer for a job of GetJob or ListJobs."""
         text = (job.get("Envs") or {}).get(REQUEST)
         name = str(job.get("DisplayName"))
-        sent = json.loads(text) if text else {}
+        try:
+            sent = parse_object(text) if text else {}
+        except ValueError:  # changed in PAI's console
+            sent = {}
         run = (stage_of(name) or (name,))[0]  # without its variables a job has no more than its name
         sent = {"OutputDataConfig": {"S3OutputPath": f"{self.section.base}/{run}/jobs"}, "ResourceConfig": {}, **sent}
         created, started = _moment(job.get("GmtCreateTime")), _moment(job.get("GmtRunningTime"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +18,7 @@ from smtrain.client.backends.sagemaker.calls import (
 )
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.extras import collector_paused
+from smtrain.core.files import parse_json
 from smtrain.core.targets import TARGETS, TargetName, TargetRecord
 
 # The file in which Studio, its spaces and notebook instances describe themselves (SageMaker Developer Guide).
@@ -175,7 +175,7 @@ def _plane() -> Any:
 
 def _studio_role() -> str | None:
     try:
-        metadata = json.loads(STUDIO.read_text("utf-8"))
+        metadata = parse_json(STUDIO.read_text("utf-8"))
     except (OSError, ValueError):
         return None
     return metadata.get("ExecutionRoleArn") if isinstance(metadata, dict) else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from smtrain.client.backends.job_registry import CLUSTERS
 from smtrain.client.backends.slurm.paths import SCHEME, path_of
 from smtrain.client.backends.slurm.place import SlurmPlace
 from smtrain.client.backends.slurm.script import REQUEST
+from smtrain.core.files import parse_json
 from smtrain.core.protocol.finished import Going, Record, going
 
 KINDS = {
@@ -150,7 +150,7 @@ def _requests(place: SlurmPlace) -> Iterator[tuple[str, Any]]:
     parts = place.head.sh(_REQUESTS, place.shared, seconds=None).decode(errors="replace").split("\0")
     for path, text in zip(parts[::2], parts[1::2], strict=False):
         try:
-            yield path, json.loads(text)
+            yield path, parse_json(text)
         except ValueError:
             yield path, None
 

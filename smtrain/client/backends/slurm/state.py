@@ -6,13 +6,13 @@ queue decides for a job that has not ended. No other state is kept.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
 from smtrain.client.backends.description import JobState, JobTimes, describe
+from smtrain.core.files import parse_json
 
 QUEUE = "%i|%j|%T|%r"
 """squeue's format of a row, which is the same in all releases, unlike its JSON."""
@@ -83,7 +83,7 @@ def events_of(text: str) -> list[dict[str, Any]]:
     events = []
     for line in text.splitlines():
         try:
-            event = json.loads(line)
+            event = parse_json(line)
         except ValueError:
             continue
         if isinstance(event, dict) and "event" in event and isinstance(event.get("at"), int):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
+from smtrain.core.files import parse_json
 from smtrain.core.model import hf_tokenizer
 from smtrain.core.model.hf_folder import companions_in
 from smtrain.core.text import Say
@@ -71,7 +72,7 @@ def _links(folder: Place) -> dict[str, str]:
 def _for_everyone(tokenizer_config: bytes) -> bytes:
     """Rewrite a tokenizer_config.json so that transformers 4 and 5 read it; unchanged if they do already."""
     try:
-        config = json.loads(tokenizer_config)
+        config = parse_json(tokenizer_config)
     except ValueError:
         return tokenizer_config
     if not isinstance(config, dict):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from smtrain.core import text
 from smtrain.core.errors import CheckpointError
+from smtrain.core.files import parse_json
 from smtrain.core.model.card import README, card, hub_name, metadata, table, usage
 from smtrain.core.model.families import ModelShape
 from smtrain.core.model.hf_folder import SOURCE, is_legal
@@ -136,7 +136,7 @@ def _base(base: Place, path: str | None) -> str | None:
     if name := hub_name(path if (path or "").startswith("hf://") else None):
         return name
     try:
-        record = json.loads(_text(base, SOURCE)) if SOURCE in base.files() else {}
+        record = parse_json(_text(base, SOURCE)) if SOURCE in base.files() else {}
     except ValueError:
         return None
     elsewhere = not isinstance(record, dict) or record.get("hub") == "modelscope"  # its names are not the hub's

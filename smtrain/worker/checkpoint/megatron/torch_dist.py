@@ -7,7 +7,6 @@ experts are stored alike.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.core.errors import CheckpointError
+from smtrain.core.files import parse_json
 from smtrain.core.model.families import ModelShape, refuse_elsewhere
 from smtrain.core.text import with_article
 from smtrain.worker.checkpoint.block_source import PieceSource, TensorBlock
@@ -41,8 +41,8 @@ def backend(location: Place) -> str | None:
     if METADATA_JSON not in location.files():
         return None
     try:
-        metadata = json.loads(read_text(location, METADATA_JSON))
-    except (ValueError, RecursionError):
+        metadata = parse_json(read_text(location, METADATA_JSON))
+    except ValueError:
         return None
     name = metadata.get("sharded_backend") if isinstance(metadata, dict) else None
     return name if isinstance(name, str) else None

@@ -17,7 +17,7 @@ from typing import Any
 
 from smtrain.core.digests import verified, with_digest
 from smtrain.core.errors import DataError, SmtrainError
-from smtrain.core.files import write_atomically
+from smtrain.core.files import parse_json, write_atomically
 
 _RECORD = re.compile(r"record-(\d{6})\.json")
 _KEPT = 3  # records; S3 may have a newer one without its parts
@@ -47,7 +47,7 @@ class PartUploads:
         """
         for number, path in sorted(self._records(), reverse=True):
             try:
-                record = verified(json.loads(path.read_text("utf-8")))
+                record = verified(parse_json(path.read_text("utf-8")))
                 if record["mark"]["settings"] != settings:
                     continue
                 files = record["files"]

@@ -5,7 +5,6 @@ Documents stay in Arrow arrays, without a Python object per document, unless a b
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from smtrain.core.config.textfiles import encoding_remedy
 from smtrain.core.errors import DataError, first_line
+from smtrain.core.files import parse_json
 from smtrain.worker.data.read.blocks import Block, Tokens
 from smtrain.worker.data.read.fields import TextColumn
 from smtrain.worker.data.read.unread import UnreadText, unread_columns, unread_fields
@@ -232,10 +232,10 @@ def split_lines(block: Block) -> list[bytes]:
 def parse_line(raw: bytes) -> tuple[dict[str, Any], str]:
     """The object of a JSON line, and its fault or ""."""
     try:
-        row = json.loads(raw.decode())
+        row = parse_json(raw.decode())
     except UnicodeDecodeError as error:
         return {}, f"not UTF-8 at byte {error.start + 1} of the line; {encoding_remedy(raw)}"
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         return {}, f"not JSON ({first_line(error)})"
     return (row, "") if isinstance(row, dict) else ({}, f"a JSON {type(row).__name__}, not an object")
 

@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from smtrain.core.files import parse_json
 from smtrain.worker.data.read.reading import buffers_of, rows_of, true_rows
 from smtrain.worker.data.tokenize.gigatoken_characters import CHARACTERS
 
@@ -51,7 +52,7 @@ class Adapted:
 
 def adapted(content: bytes) -> Adapted:
     """The tokenizer unchanged, or adapted."""
-    about = json.loads(content)
+    about = parse_json(content)
     digits = _without_digits(about)
     missing = _with_all_bytes(about)
     if digits or missing:

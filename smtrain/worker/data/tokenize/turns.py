@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from smtrain.core.files import parse_json
 from smtrain.worker.data.read.record_fields import turn_fields
 from smtrain.worker.data.read.unread import UnreadText
 
@@ -138,9 +139,9 @@ def _with_object(outer: dict[str, Any], key: str) -> dict[str, Any]:
     if not isinstance(inner, dict) or not isinstance(inner.get(key), str):
         return outer
     try:
-        value = json.loads(inner[key])
-        value = json.loads(value) if isinstance(value, str) else value
-    except (ValueError, RecursionError):
+        value = parse_json(inner[key])
+        value = parse_json(value) if isinstance(value, str) else value
+    except ValueError:
         return outer
     return {**outer, "function": {**inner, key: value}} if isinstance(value, dict) else outer
 
@@ -187,8 +188,8 @@ def read_json(value: Any, what: str) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value) if value.strip() else None
-    except (ValueError, RecursionError):
+        return parse_json(value) if value.strip() else None
+    except ValueError:
         raise RecordFault(f"{what} is text and not JSON") from None
 
 
