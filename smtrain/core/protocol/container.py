@@ -44,7 +44,7 @@ class Container:
             resources = read_object(root / "input/config/resourceconfig.json")
             hosts, host = tuple(map(str, resources["hosts"])), resources["current_host"]
             if host not in hosts:
-                raise ValueError(f"{host!r} is none of its hosts")
+                raise ValueError(f"{host!r} is not among its hosts")
         except FileNotFoundError:
             return cls(root, ("algo-1",), "algo-1")
         except (OSError, ValueError, KeyError, TypeError) as error:
