@@ -74,7 +74,7 @@ def test_prepared_data_with_such_an_end(raw: dict[str, Any], folder: Path, tmp_p
 
 
 def test_a_reference_is_compared_with_the_text_part() -> None:
-    from smtrain.core.config.checks.weights import reference_faults
+    from smtrain.client.config.checks.weights import reference_faults
 
     text = {"model_type": "gemma3_text", "vocab_size": 512}
     whole = {"model_type": "gemma3", "text_config": text}
