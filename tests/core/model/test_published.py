@@ -31,7 +31,7 @@ PARAMETERS = {
     "gemma-3-1b": 999_885_952, "Qwen3-30B-A3B": 30_532_122_624, "Mixtral-8x7B-v0.1": 46_702_792_704,
     "gpt-oss-20b": 20_914_757_184, "pythia-6.9b": 6_857_302_016, "gpt2-xl": 1_557_611_200,
 }  # fmt: skip
-"""Numbers of parameters by the cards on the hub, which count the files."""
+"""Numbers of parameters of these configs, as our shapes and the meta builds count them."""
 REFUSED = {("5.0.0", "Olmo-3-7B"): "rope_parameters = .*: an olmo3 model has one set of settings for full_attention"}
 """transformers 5.0.0 lost the difference between Olmo 3's layers, and 5.24 would read yarn for none."""
 BUILT = [(release, name) for release in (RELEASES[-1], *RELEASES[:-1]) for name in WRITTEN[release]]
