@@ -225,3 +225,29 @@ def test_a_hub_that_cannot_be_reached_is_one_sentence(monkeypatch: pytest.Monkey
     said = r"^hf://unknown/nothing (needs the package datasets|cannot be loaded).*files\.$"
     with pytest.raises((DataError, StorageError), match=said):
         find_files("hf://unknown/nothing")
+
+
+@pytest.mark.parametrize("deep", ["[" * 50_000, '{"a":' * 50_000, "[" * 50_000 + "]" * 50_000])
+def test_a_deeply_nested_line_is_a_bad_line(tmp_path: Path, deep: str) -> None:
+    """Arrow's parser would recurse until the process ends."""
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "one"}\n{"text": "two", "more": ' + deep + '}\n{"text": "[[{", "x": [[1], [2]]}\n')
+    texts, bad = read(path)
+    assert (texts, [one.line for one in bad]) == (["one", "[[{"], [2])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_arrow_file_with_a_changed_offset_is_refused(tmp_path: Path, stream: bool) -> None:
+    """Arrow itself would read outside its memory, and the process would end."""
+    table = pa.table({"text": ["abcdefgh"] * 40})
+    path = tmp_path / "a.arrow"
+    with (pa.ipc.new_stream if stream else pa.ipc.new_file)(str(path), table.schema) as out:
+        out.write_table(table)
+    offsets = [(n * 8).to_bytes(4, "little") for n in range(4)]
+    content = path.read_bytes()
+    assert content.count(b"".join(offsets)) == 1
+    path.write_bytes(content.replace(b"".join(offsets), b"".join([*offsets[:3], b"\0\0\0\x40"])))
+    with pytest.raises(DataError, match="(?i)cannot be read as arrow"):
+        read(path)
+    with pytest.raises(DataError, match="(?i)cannot be read as arrow"):
+        list(record_blocks(find_files(path)[0], RecordColumns(("text",), lambda _: None)))

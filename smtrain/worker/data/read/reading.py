@@ -24,6 +24,10 @@ from smtrain.worker.data.read.unread import UnreadText, unread_columns, unread_f
 BAD_LINES_KEPT = 100
 
 
+_DEEPEST = 500
+"""Nesting of JSON values that Arrow parses here; it fails at some thousands in a thread."""
+
+
 @dataclass(frozen=True)
 class BadLine:
     """A line, row or text that is not a document. `line` counts from 1 (within its block until placed)."""
@@ -145,13 +149,29 @@ def _utf8(data: bytes) -> bool:
     return True
 
 
+def _is_nested_deeply(data: bytes, lines: int) -> bool:
+    """True if a line may have values nested so deeply that Arrow's parser, which recurses, would end the process.
+
+    Brackets within text count too, so this may be true of a line that is not nested: it is then read by Python.
+    """
+    values = np.frombuffer(data, np.uint8)
+    opened = (values == ord("{")) | (values == ord("["))
+    if np.count_nonzero(opened) <= lines + _DEEPEST:
+        return False
+    closed = (values == ord("}")) | (values == ord("]"))
+    depth = np.cumsum(opened.view(np.int8) - closed.view(np.int8), dtype=np.int32)
+    starts = np.flatnonzero(values[:-1] == ord("\n")) + 1
+    before = np.concatenate([[0], depth[starts - 1]])
+    return bool((np.maximum.reduceat(depth, np.concatenate([[0], starts])) - before > _DEEPEST).any())
+
+
 def _read_clean_lines(data: bytes, text_column: str) -> Documents | None:
     """Read a block without faults and empty lines by Arrow; None if it may have one and must be read line by line."""
     import pyarrow.json as pj
 
     # numpy counts ten times as fast as bytes.count, and lets other threads run
     lines = int(np.count_nonzero(np.frombuffer(data, np.uint8) == ord("\n"))) + (not data.endswith(b"\n"))
-    if not _utf8(data):
+    if not _utf8(data) or _is_nested_deeply(data, lines):
         return None
     top, *inner = text_column.split(".")
     kind: Any = pa.string()
