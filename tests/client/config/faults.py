@@ -208,6 +208,7 @@ MACHINES = (
             "training_plan": PLAN,
             "infra_check": True,
             "retries": 2,
+            "instance_group": "g",
         }.items()
     ),
     case("slurm", {"network.isolation": True}, "network: applies to SageMaker only", "leave it out"),
@@ -1781,6 +1782,7 @@ PAI = (
         for name, value, more in (
             ("spot", True, False), ("keep_alive", 60, False), ("training_plan", PLAN, False),
             ("infra_check", True, False), ("retries", 2, False), ("compile_ahead", True, True),
+            ("instance_group", "g", False),
         )
     ),
     case("pai", {"network.isolation": True}, "network: applies to SageMaker only", "leave it out"),

@@ -190,7 +190,7 @@ CLUSTER = (
          "checkpoint.s3_uri: on a cluster checkpoints lie below cluster.shared; leave it out"),
     *(
         Rule(f"compute.{name}", all_set(f"compute.{name}"), f"compute.{name}: applies to SageMaker only; leave it out")
-        for name in ("spot", "keep_alive", "training_plan", "infra_check", "retries")
+        for name in ("spot", "keep_alive", "training_plan", "infra_check", "retries", "instance_group")
     ),
     Rule("network", lambda c: c.network.isolation or c.network.subnets,
          "network: applies to SageMaker only; leave it out"),

@@ -68,7 +68,9 @@ PAI = (
          "checkpoint.s3_uri: on PAI-DLC checkpoints lie below pai.storage; leave it out"),
     *(
         Rule(f"compute.{name}", all_set(f"compute.{name}"), f"compute.{name}: applies to SageMaker only; leave it out")
-        for name in ("spot", "keep_alive", "training_plan", "infra_check", "retries", "compile_ahead")
+        for name in (
+            "spot", "keep_alive", "training_plan", "infra_check", "retries", "compile_ahead", "instance_group",
+        )
     ),
     Rule("network", lambda c: c.network.isolation or c.network.subnets,
          "network: applies to SageMaker only; leave it out"),
