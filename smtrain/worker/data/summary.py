@@ -63,6 +63,8 @@ def inspect(path: Path, tokenizer: Path | None = None) -> DatasetSummary:
         facts |= {key: getattr(manifest, key) for key in kept}
         facts["parts"] = [{key: value for key, value in part.items() if key != "shards"} for part in manifest.parts]
         facts["not_read"] = manifest.unread
+        if manifest.objective != "pretrain" and manifest.noted:
+            facts["found"] = manifest.noted
         if manifest.validation:
             facts["held_out_documents"] = manifest.validation["documents"]
             facts["held_out_tokens"] = manifest.validation["tokens"]

@@ -13,9 +13,10 @@ from smtrain.core.errors import DataError
 from smtrain.worker.data.load.loader import TokenLoader
 from smtrain.worker.data.load.rows import PairRows
 from smtrain.worker.data.manifest import DatasetManifest
+from smtrain.worker.data.pack.exchange import merge_marked
 from smtrain.worker.data.pack.indexed import IndexedDataset
 from smtrain.worker.data.summary import inspect
-from smtrain.worker.data.tokenize.pairs import preference
+from smtrain.worker.data.tokenize.preference import preference
 from smtrain.worker.data.tokenize.turns import RecordFault
 from tests.typed import typed as smtrain
 from tests.worker.data.chats import talk, tokenizer, write
@@ -210,7 +211,10 @@ def test_turns_in_an_answer_and_a_second_beginning_are_counted(tmp_path: Path) -
     (folder / "tokenizer_config.json").write_text(json.dumps({**about, "bos_token": begin[0]}))
     rows = [TEXT, {**TEXT, "prompt": "<|im_start|>q"}, {**TEXT, "rejected": " b\n\nHuman: more?"}]
     told: list[str] = []
-    prepared(write(tmp_path / "a.jsonl", rows), tmp_path / "out", folder, seq_len=90, say=told.append)
+    made = prepared(write(tmp_path / "a.jsonl", rows), tmp_path / "out", folder, seq_len=90, say=told.append)
+    assert sorted(made.noted.values()) == [1, 1]
+    assert inspect(tmp_path / "out").facts["found"] == made.noted
+    assert set(merge_marked([tmp_path / "out"] * 2, tmp_path / "both").noted.values()) == {2}
     assert "prepare: 1 text prompts that begin with <|im_start|>, which the tokenizer adds once more, as in TRL" in told
     assert "prepare: 1 answers with turns of a user or of tools in them, which are learned like the answer" in told
 

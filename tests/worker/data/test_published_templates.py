@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 from smtrain.core.errors import CheckpointError
 from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 from smtrain.worker.data.tokenize.dialogue import conversation
-from smtrain.worker.data.tokenize.pairs import PairMaker, preference
+from smtrain.worker.data.tokenize.pairs import PairMaker
+from smtrain.worker.data.tokenize.preference import preference
 from smtrain.worker.data.tokenize.template_options import OPTIONS
 from smtrain.worker.data.tokenize.turns import RecordFault
 from smtrain.worker.generation.conversation import text_of, unwritten

@@ -341,6 +341,7 @@ def _merge_marked(folders: Sequence[Path], made: Sequence[DatasetManifest], outp
         left_out=[line for one in made for line in one.left_out],
         validation={"prefix": VALIDATION, **_total(held)} if held else None,
         unread=_added(one.unread for one in made),
+        noted=_added(one.noted for one in made),
     )
 
 

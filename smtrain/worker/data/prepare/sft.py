@@ -141,6 +141,7 @@ class _RecordPreparation(Preparation):
             "text_column": "",
             "parts": [tally.row(part, tally.documents) for part in tally.trained],
             "dropped": {reason: counts[reason] for reason in self.make.reasons if counts[reason]},
+            "noted": {reason: counts[reason] for reason in self.make.slips if counts[reason]},
             "objective": self.corpus.options.objective,
             "validation": tally.row(held_out, tally.documents_of(held_out)) if held_out else None,
         }

@@ -9,8 +9,7 @@ one of the wholes. A whole longer than half a row is cut at its end.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,11 @@ from smtrain.core.errors import DataError, first_line
 from smtrain.core.model import hf_tokenizer
 from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 from smtrain.worker.data.read.object_store import is_of_machine, unread
-from smtrain.worker.data.read.record_fields import PAIRS, SEEN
+from smtrain.worker.data.read.record_fields import PAIRS
 from smtrain.worker.data.read.unread import UnreadText, unread_fields
 from smtrain.worker.data.tokenize.chat import ChatTemplate
 from smtrain.worker.data.tokenize.dialogue import Dialogue, renamed
+from smtrain.worker.data.tokenize.preference import COLUMNS, Preference, Turns, preference
 from smtrain.worker.data.tokenize.samples import (
     OTHER_TURNS,
     Document,
@@ -33,16 +33,11 @@ from smtrain.worker.data.tokenize.samples import (
     common_tokens,
     refuse_other_tokens,
 )
-from smtrain.worker.data.tokenize.template_options import KWARGS, OPTIONS, option_fields, read_options
+from smtrain.worker.data.tokenize.template_options import KWARGS, OPTIONS
 from smtrain.worker.data.tokenize.tokenizer import load_tokenizer
-from smtrain.worker.data.tokenize.turns import RecordFault, clean, holds_other_turns, read_message, read_tools
+from smtrain.worker.data.tokenize.turns import holds_other_turns
 from smtrain.worker.data.tokenize.unwritten import Rendered
 
-Turns = list[dict[str, Any]]
-PROMPTS = ("prompt", "instruction", "messages", "conversations", "input")
-"""Fields of the prompt, in the order in which they are looked for; `input` is OpenAI's, or a part of an instruction."""
-COLUMNS = (*PROMPTS, "system", "tools", "functions", KWARGS, *OPTIONS, *PAIRS[0], *PAIRS[1], *SEEN)
-"""Every column of a table that is read or refused."""
 _CUT = "pairs with an answer cut to {} tokens"
 _LONG = "pairs with an answer longer than {} tokens"
 _FULL = "pairs whose prompt leaves no room for an answer in {} tokens"
@@ -51,131 +46,6 @@ _EQUAL = "pairs of two equal answers, from which nothing is learned"
 _TURNED = "prompts whose last tokens differ when an answer follows; the answer begins at the difference"
 TWO_BEGINNINGS = "text prompts that begin with {}, which the tokenizer adds once more, as in TRL"
 _RECORDS = 256
-
-
-@dataclass(frozen=True)
-class Preference:
-    """A prompt with a better and a worse answer: three texts, or three lists of messages."""
-
-    prompt: str | Turns
-    chosen: str | Turns
-    rejected: str | Turns
-    tools: list[Any] | None = None
-    options: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
-    """Values for the chat template, each with its field."""
-    read: frozenset[str] = frozenset()
-    """The fields of the record that are used."""
-
-
-def preference(row: dict[str, Any]) -> Preference:
-    """The pair of a record. Raises RecordFault."""
-    for name in SEEN:
-        if row.get(name):
-            raise RecordFault(f"{name!r} is not read, as the model reads text only; leave out records with it")
-    names = next((pair for pair in PAIRS if all(row.get(name) is not None for name in pair)), None)
-    if names is None:
-        known = [repr(name) for name, value in row.items() if value is not None]
-        raise RecordFault(f"no columns chosen and rejected, only {', '.join(known) or 'nothing'}")
-    chosen, rejected = (_answer(row[name], name) for name in names)
-    prompt, read = _prompt(row)
-    if isinstance(prompt, str) and isinstance(chosen, list):  # the text of a conversation's first question
-        prompt = [{"role": "user", "content": prompt}] if chosen[0]["role"] == "assistant" else None
-    elif isinstance(prompt, list) and prompt and chosen[: len(prompt)] == prompt:  # the answers repeat the prompt
-        prompt = None
-    if isinstance(chosen, str) != isinstance(rejected, str):
-        raise RecordFault(f"{names[0]!r} and {names[1]!r} are not both text or both messages")
-    if isinstance(prompt, list) and isinstance(chosen, str) and isinstance(rejected, str):
-        chosen, rejected = ([{"role": "assistant", "content": text}] for text in (chosen, rejected))
-    if prompt is None:
-        prompt, chosen, rejected = _parted(chosen, rejected)
-    if _repeated(row, prompt, chosen):
-        read = {*read, "messages"}
-    if isinstance(prompt, str):
-        return Preference(prompt, chosen, rejected, read=frozenset({*names, *read}))
-    return _conversation(row, prompt, chosen, rejected, {*names, *read})
-
-
-def _repeated(row: dict[str, Any], prompt: Any, chosen: Any) -> bool:
-    """Whether `messages` is the chosen conversation a second time, as UltraFeedback has it."""
-    if not isinstance(prompt, list) or not isinstance(row.get("messages"), list):
-        return False
-    try:
-        return bool(_turns(row["messages"], "messages") == [*prompt, *chosen])
-    except RecordFault:  # it is not needed
-        return False
-
-
-def _conversation(row: dict[str, Any], prompt: Turns, chosen: Any, rejected: Any, read: set[str]) -> Preference:
-    """A pair of messages, with what the record has for the template."""
-    for name, answer in (("chosen", chosen), ("rejected", rejected)):
-        if not any(turn["role"] == "assistant" for turn in answer):
-            raise RecordFault(f"{name!r} has no answer of the assistant")
-    system = row.get("system")
-    if isinstance(system, str) and system and (not prompt or prompt[0]["role"] not in ("system", "developer")):
-        prompt = [{"role": "system", "content": clean(system)}, *prompt]
-        read.add("system")
-    if not prompt:
-        raise RecordFault("the two conversations have no common beginning, which would be the prompt")
-    tools, options = None, read_options(row)
-    if name := next((n for n in ("tools", "functions") if row.get(n)), ""):
-        tools = read_tools(row[name], name)
-        read.add(name)
-    elif isinstance(row.get("input"), dict) and row["input"].get("tools"):
-        tools = read_tools(row["input"]["tools"], "input.tools")
-    return Preference(prompt, chosen, rejected, tools, options, frozenset({*read, *option_fields(options)}))
-
-
-def _answer(value: Any, name: str) -> str | Turns:
-    if isinstance(value, str):
-        return clean(value)
-    turns = _turns([value] if isinstance(value, dict) else value, name)
-    if not turns:
-        raise RecordFault(f"{name!r} is an empty list")
-    return turns
-
-
-def _turns(value: Any, name: str) -> Turns:
-    if not isinstance(value, list) or not all(isinstance(turn, dict) for turn in value):
-        raise RecordFault(f"{name!r} is {type(value).__name__}, not text or a list of messages")
-    try:
-        return [read_message(turn, number, "messages") for number, turn in enumerate(value, start=1)]
-    except RecordFault as fault:
-        raise RecordFault(f"{name!r}: {fault}") from None
-
-
-def _prompt(row: dict[str, Any]) -> tuple[str | Turns | None, set[str]]:
-    """The prompt and its fields; None if the answers contain it."""
-    value = row.get("prompt")
-    if isinstance(value, str):
-        return clean(value), {"prompt"}
-    if value is not None and value != []:
-        return _turns(value, "prompt"), {"prompt"}
-    if isinstance(row.get("instruction"), str):
-        more = row.get("input")
-        parts = [row["instruction"], more if isinstance(more, str) else ""]
-        return [{"role": "user", "content": clean("\n\n".join(filter(None, parts)))}], {"instruction", "input"}
-    if isinstance(row.get("input"), dict) and row["input"].get("messages"):
-        return _turns(row["input"]["messages"], "input.messages"), {"input"}
-    for name in ("conversations", "messages"):
-        if row.get(name) and not isinstance(row.get("chosen"), list):
-            return _turns(row[name], name), {name}
-        if row.get(name):  # UltraFeedback has the chosen conversation a second time
-            turns = _turns(row[name], name)
-            return (None, set()) if turns[-1]["role"] == "assistant" else (turns, {name})
-    return None, set()
-
-
-def _parted(chosen: Any, rejected: Any) -> tuple[Any, Any, Any]:
-    """The common beginning of two texts or lists of messages, and what follows it in each, as TRL parts them.
-
-    If one begins with the other, the last common part still belongs to the answers; so does a space before the first
-    difference.
-    """
-    shorter = min(len(chosen), len(rejected))
-    at = next((i for i in range(shorter) if chosen[i] != rejected[i]), max(0, shorter - 1))
-    if at and chosen[at] != rejected[at] and chosen[at - 1] == " ":
-        at -= 1
-    return chosen[:at], chosen[at:], rejected[at:]
 
 
 class PairMaker(RecordMaker):
@@ -195,6 +65,8 @@ class PairMaker(RecordMaker):
                 raise unread(folder, error, "") from None
             raise DataError(f"{folder} holds no tokenizer that transformers loads ({first_line(error)}).") from None
         self.reasons = tuple(reason.format(self.limit) for reason in (_FULL, _LONG, _EMPTY))
+        self._twice = TWO_BEGINNINGS.format(self._tokenizer.bos_token)
+        self.slips = (OTHER_TURNS, self._twice)
         self.about = f"pairs of a chosen and a rejected answer, each with its prompt in at most {self.limit} tokens"
 
     @cached_property
@@ -232,7 +104,7 @@ class PairMaker(RecordMaker):
             counts[OTHER_TURNS] += any(map(_holds_other_turns, (pair.chosen, pair.rejected)))
             bos, prompt = self._tokenizer.bos_token_id, ids[0][:2]
             twice = isinstance(pair.prompt, str) and bos is not None and prompt == [bos, bos]
-            counts[TWO_BEGINNINGS.format(self._tokenizer.bos_token)] += twice
+            counts[self._twice] += twice
             yield at, [{"prompt": pair.prompt}], self._fitted(ids, counts)
 
     @cached_property

@@ -50,14 +50,16 @@ Document = tuple[NDArray[Any], NDArray[np.uint8]]
 class RecordMaker(ABC):
     """Turns blocks of records into samples; every worker process has one. A sample is `sequences` documents in a row.
 
-    `reasons` are the counts of what is left out, `about` is a sentence on what becomes of the records, and `decides`
-    the values, next to the inputs and the tokenizer, that decide which bytes they become.
+    `reasons` are the counts of what is left out, `slips` those of what is learned and seldom meant. `about` is a
+    sentence on what becomes of the records, and `decides` the values, next to the inputs and the tokenizer, that decide
+    which bytes they become.
     """
 
     sequences: ClassVar[int]
     known: ClassVar[tuple[str, ...]]
     """Every column of a table that is read, refused or counted."""
     reasons: tuple[str, ...]
+    slips: tuple[str, ...] = (OTHER_TURNS,)
     about: str
 
     def __init__(self, folder: Path, options: PrepareOptions) -> None:
