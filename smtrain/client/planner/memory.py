@@ -73,7 +73,7 @@ class HostMemory:
 
 
 @dataclass(frozen=True)
-class HeldBytes:
+class HeldMemory:
     """Bytes of a rank of a pipeline stage that no micro-batch changes."""
 
     weights: float
@@ -117,7 +117,7 @@ def on_machine(work: Work, machine: Machine) -> Work:
 
 def held_bytes(
     work: Work, machine: Machine, mesh: Mesh, stage: int, numbers: tuple[int, int] | None = None
-) -> HeldBytes:
+) -> HeldMemory:
     """Bytes that a rank of a pipeline stage holds under any micro-batch and recomputation.
 
     numbers: its trained parameters, and those of them that ep divides, if they are known.
@@ -127,7 +127,7 @@ def held_bytes(
     (padded, shard), width = divided(trained, own, mesh), work.width
     each = 4 if work.lora else width  # adapters are fp32, and their own masters
     apart = mesh.shards > 1 and work.gathers_again  # engine nxd reduces into a copy, native in place
-    return HeldBytes(
+    return HeldMemory(
         weights=padded * each + -(-held // mesh.shards) * mesh.shards * width,
         gradients=4.0 * padded + (4.0 * shard if apart else 0),
         optimizer=(8.0 + (4.0 if each == 2 else 0)) * shard,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from smtrain.client.planner.machines import Machine, Mesh, Work, expert_share, layers_of, rank_numbers, trained_numbers
 from smtrain.client.planner.memory import (
-    HeldBytes,
+    HeldMemory,
     Peak,
     held_bytes,
     micro_batches_in_flight,
@@ -22,7 +22,7 @@ class CoreNeeds:
         self._work, self._machine = on_machine(work, machine), machine
         self._alike = len(work.shape.kinds) == 1
         self._numbers: dict[tuple[int, int, int], float] = {}
-        self._held: dict[tuple[int, int, int, int, tuple[int, ...]], tuple[float, dict[int, HeldBytes]]] = {}
+        self._held: dict[tuple[int, int, int, int, tuple[int, ...]], tuple[float, dict[int, HeldMemory]]] = {}
         self._trained: dict[tuple[int, int, int, tuple[int, ...]], list[tuple[int, tuple[int, int]]]] = {}
         self._standing: dict[tuple[int, int, int], float] = {}
         self._peaks: dict[object, Peak] = {}
@@ -54,7 +54,7 @@ class CoreNeeds:
                 break
         return need
 
-    def _held_of(self, mesh: Mesh) -> tuple[float, dict[int, HeldBytes]]:
+    def _held_of(self, mesh: Mesh) -> tuple[float, dict[int, HeldMemory]]:
         """A lower bound of the worst core, and the `held_bytes` of each stage that tells."""
         key = mesh.tp, mesh.pp, mesh.shards, mesh.ep, mesh.layers
         if key not in self._held:
