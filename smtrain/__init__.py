@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from smtrain.client.planner.resolve import load_config
     from smtrain.client.planner.result import Plan
     from smtrain.client.preflight import Finding, Report
-    from smtrain.client.runs.launch import launch, request
-    from smtrain.client.runs.pipeline import pipeline
+    from smtrain.client.runs.launch import request
     from smtrain.client.runs.run import Run
     from smtrain.core.config import JobConfig
     from smtrain.core.errors import CheckpointError, ConfigError, DataError, JobError, LocalError, SmtrainError
@@ -30,10 +29,11 @@ if TYPE_CHECKING:
     from smtrain.tools.check import check
     from smtrain.tools.compare.compare import Comparison, compare
     from smtrain.tools.convert import convert
+    from smtrain.tools.pipeline import pipeline
     from smtrain.tools.publish.push import push
     from smtrain.tools.publish.register import register
     from smtrain.tools.report.report import report
-    from smtrain.tools.run import run
+    from smtrain.tools.run import launch, run
     from smtrain.tools.serve.deploy import deploy, undeploy
     from smtrain.tools.tune.trials import Tuning
     from smtrain.tools.tune.tune import tune
@@ -63,12 +63,12 @@ _HOME = {
     "LocalError": "smtrain.core.errors",
     "Job": "smtrain.client.jobs.job",
     "Run": "smtrain.client.runs.run",
-    "launch": "smtrain.client.runs.launch",
+    "launch": "smtrain.tools.run",
     "request": "smtrain.client.runs.launch",
     "run": "smtrain.tools.run",
     "Plan": "smtrain.client.planner.result",
     "plan": "smtrain.client.planner.plan",
-    "pipeline": "smtrain.client.runs.pipeline",
+    "pipeline": "smtrain.tools.pipeline",
     "estimator": "smtrain.client.launch.estimator",
     "tune": "smtrain.tools.tune.tune",
     "Tuning": "smtrain.tools.tune.trials",

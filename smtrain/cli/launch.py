@@ -20,7 +20,7 @@ def launch(
 ) -> None:
     """Start one stage of a config and follow it."""
     from smtrain.cli.price_check import say_unpatched
-    from smtrain.client.runs.launch import launch as launch_stage
+    from smtrain.tools.run import launch as launch_stage
 
     target, view = start.target_name, start.view
     config = start.load()

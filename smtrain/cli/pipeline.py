@@ -26,7 +26,7 @@ def pipeline(
     """Print the stages of a config as the definition of a SageMaker pipeline, or create it."""
     from smtrain.cli.price_check import say_unpatched
     from smtrain.client.planner.resolve import load_config
-    from smtrain.client.runs.pipeline import pipeline as made
+    from smtrain.tools.pipeline import pipeline as made
 
     chosen.refuse_local("pipeline")
     loaded = load_config(chosen.config, set_=chosen.keys(), target=chosen.target_name)

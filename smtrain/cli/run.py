@@ -71,8 +71,9 @@ def _series(
 ) -> None:
     """Run several configs in order; `start` has the first one, and the options of all."""
     from smtrain.client.runs import series
-    from smtrain.client.runs.launch import look_first, tagged
+    from smtrain.client.runs.launch import tagged
     from smtrain.stages import stages_of
+    from smtrain.tools.check import look_first
     from smtrain.tools.run import run as run_all
 
     if start.from_step is not None:

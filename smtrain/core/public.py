@@ -18,6 +18,7 @@ from numbers import Integral, Real
 from types import NoneType, SimpleNamespace, UnionType
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
+from smtrain.core.aws_errors import spell
 from smtrain.core.errors import JobError, Sentence, SmtrainError
 from smtrain.core.extras import missing
 from smtrain.core.files import disk_sentence
@@ -35,8 +36,6 @@ _REMEDIES = {
     errno.ENAMETOOLONG: "choose a shorter name",
 }
 _PLAIN = {str: "text", int: "a whole number", float: "a number", bool: "True or False", NoneType: "None"}
-SPELLERS: list[Callable[[Exception], str | None]] = []
-"""Functions that put errors of a lazily loaded library into a sentence, such as those of botocore."""
 
 
 def sentence(error: Exception) -> str | None:
@@ -58,7 +57,8 @@ def sentence(error: Exception) -> str | None:
 
 
 def _of_aws(error: Exception) -> str | None:
-    return next(filter(None, (spell(error) for spell in SPELLERS)), None)
+    """The sentence for an error of AWS. Without botocore in the process there is none: it is not imported for this."""
+    return spell(error) if "botocore" in sys.modules else None
 
 
 def translated(error: Exception) -> SmtrainError | None:

@@ -1,27 +1,32 @@
 """`smtrain.check`, with the checks of instruction and preference data: the first records, read as by stage prepare.
 
-The client knows no tokenizer; here both meet. Importing this module adds the checks to those of client/preflight.
+The client knows no tokenizer; here both meet.
 """
 
 from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import product
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, cast
 
-from smtrain.client.preflight import checks
-from smtrain.client.preflight.checks import check as check
-from smtrain.client.preflight.context import Context
-from smtrain.client.preflight.findings import Finding
-from smtrain.core.config import JobConfig
+from smtrain.client.config.load import Source
+from smtrain.client.iam.statements import OtherCommands
+from smtrain.client.launch.stages import Chain
+from smtrain.client.preflight.checks import before, report_on
+from smtrain.client.preflight.context import Check, Context
+from smtrain.client.preflight.findings import Finding, Report
+from smtrain.core.config import JobConfig, Stage
 from smtrain.core.errors import SmtrainError
 from smtrain.core.extras import missing
 from smtrain.core.protocol.uris import split_uri
+from smtrain.core.public import public
+from smtrain.core.targets import TargetName
+from smtrain.core.text import Say
 
 FIRST = 200
 """Records that are read."""
@@ -213,5 +218,49 @@ def _remedy(reason: str, kind: Kind) -> str:
     return _longer(kind) if "tokens" in reason and "no tokens" not in reason else ""
 
 
-checks.CHECKS |= {"pairs": pairs, "conversations": conversations}
-checks.ON_CLUSTERS += ["pairs", "conversations"]
+MORE: Mapping[str, Check] = {"pairs": pairs, "conversations": conversations}
+"""The checks that follow those of the client."""
+
+
+@public
+def check(
+    source: Source | None = None, *, stage: Stage | None = None, tune: bool = False, endpoint: str | None = None,
+    group: str | None = None, pipeline: str | None = None, target: TargetName | None = None, set_: Sequence[str] = (),
+    **sections: Any,
+) -> Report:  # fmt: skip
+    """Find everything that can stop a run, or make it a waste of money, before it starts; changes nothing.
+
+    Things that may not be read are warnings. If the config cannot be loaded, the report has all of its faults.
+
+    Args:
+        source: The config: a YAML file's path, a mapping, or a `JobConfig`. None: `sections` are all of it. For a
+            model's folder, whether smtrain trains it, and what is missing.
+        stage: The only stage to check. Default: all stages of the config.
+        tune: Also check what `smtrain tune` needs on AWS.
+        endpoint: Also check what an endpoint of this name needs on AWS.
+        group: Also check what registering a version in this model package group needs.
+        pipeline: Also check what a SageMaker pipeline of this name needs.
+        target: `local`, `aws`, `slurm` or `pai-dlc`, instead of the config's `target`.
+        set_: `a.b=value` texts, as for `--set`; the value is read as YAML. Overrides `source` and `sections`.
+        **sections: The config's sections as mappings, merged into `source`.
+
+    Returns:
+        One finding for each thing that was checked; `ok` is False if any is a fault.
+
+    Raises:
+        JobError: The target cannot be reached.
+
+    Examples:
+        >>> report = smtrain.check("llama.yaml")
+        >>> report.ok
+        True
+        >>> [finding.text for finding in report.faults]
+        []
+    """
+    others = OtherCommands(tune, endpoint, group, pipeline)
+    return report_on(source, sections, stage=stage, others=others, target=target, set_=set_, more=MORE)
+
+
+def look_first(chain: Chain, stages: Sequence[Stage], say: Say) -> None:
+    """Check a run before anything of it is started: show warnings, and raise `JobError` with all faults."""
+    before(chain, stages, say, MORE)

@@ -149,7 +149,7 @@ OWN = {
     "worker/generation/ranks", "worker/train/device_use", "worker/data/prepare/spread/places", "core/files",
     "worker/checkpoint/huggingface/safetensors", "tools/doctor/task", "tools/doctor/devices", "tools/image/lock",
     "tools/image/registry", "client/planner/result", "client/planner/probing", "client/backends/slurm/place",
-    "client/launch/image_inspect", "client/launch/image_probe", "core/config/load", "core/demo/inputs",
+    "client/launch/image_inspect", "client/launch/image_probe", "client/config/load", "core/demo/inputs",
 }  # fmt: skip
 """Modules that parse what smtrain's own processes or a registry just wrote, or that catch RecursionError."""
 

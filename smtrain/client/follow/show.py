@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from smtrain.client.backends.sagemaker.calls import EXPIRED, REFRESH, expired
 from smtrain.client.follow import notebook
 from smtrain.client.follow.follower import Change, Cursor, Described, Event, Follower
 from smtrain.client.follow.progress import Progress
 from smtrain.client.follow.tracked import Feeding, feeding
 from smtrain.core import text
+from smtrain.core.aws_errors import EXPIRED, REFRESH, expired
 from smtrain.core.errors import JobError
 from smtrain.core.facts.sagemaker import ENDED
 from smtrain.core.interrupts import interrupts

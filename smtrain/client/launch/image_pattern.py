@@ -8,7 +8,7 @@ from typing import Any
 
 from smtrain.client.backends.base import JobPlace
 from smtrain.client.backends.choose import sagemaker
-from smtrain.client.backends.sagemaker.calls import why_refused
+from smtrain.core.aws_errors import why_refused
 from smtrain.core.config import JobConfig
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts.images import ecr_image, in_registry

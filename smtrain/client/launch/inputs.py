@@ -14,13 +14,13 @@ from typing import Any
 from smtrain.client.backends.base import Body, JobPlace, size_of
 from smtrain.client.backends.checksums import sha256_of
 from smtrain.client.backends.choose import sagemaker
-from smtrain.client.backends.sagemaker.calls import FULL
 from smtrain.client.backends.sagemaker.defaults import sagemaker_defaults, with_defaults
 from smtrain.client.backends.sagemaker.s3 import has_content, listed, send
 from smtrain.client.backends.sagemaker.target import Target
 from smtrain.client.config.checks.local_data import local_data_faults
 from smtrain.client.config.checks.weights import gated_faults, shape_faults
 from smtrain.client.jobs.parents import parent_on
+from smtrain.core.aws_errors import FULL
 from smtrain.core.botocore_models import described
 from smtrain.core.config import JobConfig
 from smtrain.core.config.schema import other_inputs

@@ -20,10 +20,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from smtrain.client.backends.choose import sagemaker
-from smtrain.client.backends.sagemaker.calls import why_refused
 from smtrain.client.backends.sagemaker.target import Target
 from smtrain.client.jobs.job import Job
 from smtrain.client.launch.stages import Chain
+from smtrain.core.aws_errors import why_refused
 from smtrain.core.config import JobConfig, Stage
 from smtrain.core.config.outputs import Occasion
 from smtrain.core.errors import ConfigError, JobError, first_line

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from smtrain.client.backends.sagemaker.calls import unasked
 from smtrain.client.backends.sagemaker.target import Target
+from smtrain.core.aws_errors import unasked
 from smtrain.core.config import JobConfig
 from smtrain.core.config.schema import inputs_of
 from smtrain.core.errors import ConfigError

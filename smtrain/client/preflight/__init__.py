@@ -1,6 +1,5 @@
 """Checks before a job is paid for: all faults in one pass, each with its remedy."""
 
-from smtrain.client.preflight.checks import check
 from smtrain.client.preflight.findings import Finding, Level, Report
 
-__all__ = ["Finding", "Level", "Report", "check"]
+__all__ = ["Finding", "Level", "Report"]

@@ -1,8 +1,8 @@
-"""`check(config)`: all checks in one pass, in parallel; and the checks of `launch` and `run`."""
+"""The checks of a config in one pass, in parallel; and those of `launch` and `run`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,6 @@ from smtrain.client.preflight.findings import Finding, Report
 from smtrain.core.config import JobConfig, Stage
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.model.hf_folder import folder_of
-from smtrain.core.public import public
 from smtrain.core.targets import TargetName
 from smtrain.core.text import Say
 from smtrain.stages import stages_of
@@ -60,65 +59,37 @@ CHECKS: dict[str, Check] = {
 }  # fmt: skip
 _OF_ACCOUNTS = ("role", "permissions", "caller", "buckets", "quotas")
 """Checks that do not concern a run on this machine."""
-ON_CLUSTERS = ["text", "tasks", "memory"]
+ON_CLUSTERS = ("text", "tasks", "memory")
 """Checks that also apply to a Slurm cluster; `cluster` has those of its head node."""
+NO_MORE: Mapping[str, Check] = {}
 
 
-@public
-def check(
-    source: Source | None = None, *, stage: Stage | None = None, tune: bool = False, endpoint: str | None = None,
-    group: str | None = None, pipeline: str | None = None, target: TargetName | None = None, set_: Sequence[str] = (),
-    **sections: Any,
+def report_on(
+    source: Source | None, sections: Mapping[str, Any], *, stage: Stage | None, others: OtherCommands,
+    target: TargetName | None, set_: Sequence[str], more: Mapping[str, Check],
 ) -> Report:  # fmt: skip
-    """Find everything that can stop a run, or make it a waste of money, before it starts; changes nothing.
-
-    Things that may not be read are warnings. If the config cannot be loaded, the report has all of its faults.
-
-    Args:
-        source: The config: a YAML file's path, a mapping, or a `JobConfig`. None: `sections` are all of it. For a
-            model's folder, whether smtrain trains it, and what is missing.
-        stage: The only stage to check. Default: all stages of the config.
-        tune: Also check what `smtrain tune` needs on AWS.
-        endpoint: Also check what an endpoint of this name needs on AWS.
-        group: Also check what registering a version in this model package group needs.
-        pipeline: Also check what a SageMaker pipeline of this name needs.
-        target: `local`, `aws`, `slurm` or `pai-dlc`, instead of the config's `target`.
-        set_: `a.b=value` texts, as for `--set`; the value is read as YAML. Overrides `source` and `sections`.
-        **sections: The config's sections as mappings, merged into `source`.
-
-    Returns:
-        One finding for each thing that was checked; `ok` is False if any is a fault.
-
-    Raises:
-        JobError: The target cannot be reached.
-
-    Examples:
-        >>> report = smtrain.check("llama.yaml")
-        >>> report.ok
-        True
-        >>> [finding.text for finding in report.faults]
-        []
-    """
+    """The report of `smtrain.check`; `more` has the checks that the client cannot make itself."""
     if isinstance(source, str | Path) and (folder := Path(folder_of(str(source)))).is_dir():
         return Report(tuple(dataset.model_folder(folder)))
     try:
-        others = OtherCommands(tune, endpoint, group, pipeline)
         config = load_config(source, set_=set_, target=target, **sections)
         place = target_of(config, target)
     except ConfigError as error:
         return Report(_of_config(error))
     if place.record.queues:
-        return _of_queue(config, place, [stage] if stage else stages_of(config, place.name))
-    return _all(config, place.name, [stage] if stage else stages_of(config, place.name), others)
+        return _of_queue(config, place, [stage] if stage else stages_of(config, place.name), more)
+    return _all(config, place.name, [stage] if stage else stages_of(config, place.name), others, more)
 
 
-def _all(config: JobConfig, target: TargetName, stages: Sequence[Stage], others: OtherCommands) -> Report:
+def _all(
+    config: JobConfig, target: TargetName, stages: Sequence[Stage], others: OtherCommands, more: Mapping[str, Check]
+) -> Report:
     """Make all checks; if a required setting is missing, report it and use a stand-in."""
     findings: list[Finding] = []
     without: set[str] = set()
     while True:
         try:
-            rest = look(Chain(config, target_of(config, target)), stages, sorted(without), others)
+            rest = look(Chain(config, target_of(config, target)), stages, sorted(without), others, more)
             break
         except ConfigError as error:
             new, lacking = _of_config(error), _lacking(error.faults, config)
@@ -136,14 +107,15 @@ def _all(config: JobConfig, target: TargetName, stages: Sequence[Stage], others:
     return Report((*findings, *(finding for finding in rest if not findings or finding.check != "config")))
 
 
-def _of_queue(config: JobConfig, place: JobPlace, stages: Sequence[Stage]) -> Report:
+def _of_queue(config: JobConfig, place: JobPlace, stages: Sequence[Stage], more: Mapping[str, Check]) -> Report:
     try:
         chain = Chain(config, place, look=False)
     except ConfigError as error:
         return Report(_of_config(error))
     context = Context(chain, stages)
     # A machine that the planner does not know has no plan, so there is nothing to report about nodes of one's own.
-    others = [one for name in ON_CLUSTERS for one in _one(context, name) if isinstance(one, Finding)]
+    checks = {**{name: CHECKS[name] for name in ON_CLUSTERS}, **more}
+    others = [one for name, check in checks.items() for one in _one(context, name, check) if isinstance(one, Finding)]
     nodes = _look_at_queue(chain, stages, probe="train" in stages)
     return Report((Finding("config", "ok", "the config is valid"), *nodes, *others))
 
@@ -172,22 +144,23 @@ def _of_config(error: ConfigError) -> tuple[Finding, ...]:
 
 
 def look(
-    chain: Chain, stages: Sequence[Stage], without: Sequence[str] = (), others: OtherCommands | None = None
-) -> Report:
-    """All checks of these stages except those in `without`."""
+    chain: Chain, stages: Sequence[Stage], without: Sequence[str] = (), others: OtherCommands | None = None,
+    more: Mapping[str, Check] = NO_MORE,
+) -> Report:  # fmt: skip
+    """All checks of these stages, those of the client and `more`, except those in `without`."""
     # Imported before the threads start: botocore's circular imports can deadlock them (importlib's _DeadlockError).
     import boto3  # noqa: F401
 
     context = Context(chain, stages, others or OtherCommands())
     context.requests, context.plan  # noqa: B018 - computed before the threads share them
     skipped = {*without, *(_OF_ACCOUNTS if is_here(chain.given) else ())}
-    chosen = [name for name in CHECKS if name not in skipped]
+    chosen = {name: check for name, check in {**CHECKS, **more}.items() if name not in skipped}
     with ThreadPoolExecutor(max_workers=len(chosen)) as pool:
-        results = list(pool.map(lambda name: _one(context, name), chosen))
+        results = list(pool.map(lambda name: _one(context, name, chosen[name]), chosen))
     findings = [Finding("config", "ok", "the config is valid")]
     for some in results:
         findings += [finding for finding in some if isinstance(finding, Finding)]
-    return Report((*findings, *_unreached(chosen, results, together=not context.answered)))
+    return Report((*findings, *_unreached([*chosen], results, together=not context.answered)))
 
 
 def _unreached(
@@ -208,8 +181,10 @@ def _unreached(
         yield Finding(about, "warning", f"{', '.join(checks)} could not be checked: {text}", remedy)
 
 
-def before(chain: Chain, stages: Sequence[Stage], say: Say) -> None:
+def before(chain: Chain, stages: Sequence[Stage], say: Say, more: Mapping[str, Check] = NO_MORE) -> None:
     """Check a run before `launch` and `run` upload anything: show warnings, and raise `JobError` with all faults.
+
+    `more` has the checks that the client cannot make itself.
 
     A local run is only checked against this machine and the image of its containers. The price is left out, as the
     command line has already asked about it.
@@ -217,7 +192,7 @@ def before(chain: Chain, stages: Sequence[Stage], say: Say) -> None:
     if chain.target.record.queues:
         report = Report(tuple(_look_at_queue(chain, stages)))
     elif chain.target.record.rented:
-        report = look(chain, stages, without=["price"])
+        report = look(chain, stages, without=["price"], more=more)
     else:
         context = Context(chain, stages)
         report = Report((*this_machine.machine(context), *image.image(context)))
@@ -228,10 +203,10 @@ def before(chain: Chain, stages: Sequence[Stage], say: Say) -> None:
         raise JobError("\n".join([*faults, "nothing was started; `--no-check` (check=False) starts it all the same"]))
 
 
-def _one(context: Context, name: str) -> list[Finding | Unread]:
+def _one(context: Context, name: str, check: Check) -> list[Finding | Unread]:
     results: list[Finding | Unread] = []
     try:
-        results.extend(CHECKS[name](context))
+        results.extend(check(context))
     except (Unreached, Unplanned) as why:
         results.append(why)
     except Unread as why:

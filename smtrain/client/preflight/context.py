@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from smtrain.client.backends.choose import sagemaker
-from smtrain.client.backends.sagemaker.calls import spell
 from smtrain.client.iam.statements import OtherCommands
 from smtrain.client.launch.stages import Chain
 from smtrain.client.preflight.findings import Finding
+from smtrain.core.aws_errors import spell
 from smtrain.core.config import JobConfig, Stage
 from smtrain.core.errors import ConfigError
 from smtrain.core.files import parse_object, read_object

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 from smtrain.client.backends.choose import target_of
 from smtrain.client.jobs.checkpoints import saved_steps
@@ -18,14 +18,13 @@ from smtrain.client.launch.request import Request
 from smtrain.client.runs.run import Run, StageResult
 from smtrain.client.launch.stages import Chain, StagePlan
 from smtrain.client.planner.resolve import load_config, with_tags
-from smtrain.core import text
 from smtrain.core.config import JobConfig, Stage
 from smtrain.client.config.load import Source
 from smtrain.core.config.units import spell
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.targets import TargetName
 from smtrain.core.git import TAG, committed
-from smtrain.core.interrupts import Interrupted, gently
+from smtrain.core.interrupts import Interrupted
 from smtrain.core.protocol.log_lines import Line
 from smtrain.core.public import public
 from smtrain.core.text import Say
@@ -34,9 +33,8 @@ from smtrain.stages import stages_of
 if TYPE_CHECKING:
     from smtrain.client.follow.show import View
 
-AFTER_RUN: list[Callable[[Chain, Say], None]] = []
-"""Called when all stages of a run have ended well (tools/run.py)."""
-_SAME_CALL = "interrupted: what has been started keeps running; the same call joins it again"
+Looks = Callable[[Chain, Sequence[Stage], Say], None]
+AfterRun = Callable[[Chain, Say], None]
 
 
 @public
@@ -69,51 +67,18 @@ def request(
     return Request(Chain(config, target_of(config, target), look=False).plan(stage).request)
 
 
-@gently(_SAME_CALL)
-@public
-def launch(
-    source: Source | None = None, *, stage: Stage = "train", target: TargetName | None = None, wait: bool = True,
-    again: bool = False, check: bool = True, set_: Sequence[str] = (), say: Say = text.say, view: View | None = None,
-    **sections: Any,
+def launch_stage(
+    config: JobConfig, stage: Stage, *, target: TargetName | None, wait: bool, again: bool, look_first: Looks | None,
+    say: Say, view: View | None,
 ) -> Job:  # fmt: skip
-    """Start one stage of a config and return its job.
-
-    A stage that runs already is joined; one that is done is returned as it is. If AWS has no machines,
-    `compute.capacity_wait` and `compute.fallback_instance_types` decide how long to wait and which types to try next.
-    Ctrl-C leaves the job running.
-
-    Args:
-        source: The config: a YAML file's path, a mapping, or a `JobConfig`. None: `sections` are all of it.
-        stage: The stage to start.
-        target: `local`, `aws`, `slurm` or `pai-dlc`, in place of the config's `target`.
-        wait: Follow the job until it ends.
-        again: Do what has been done already once more.
-        check: Start nothing without the checkpoint that is asked for, nor, on AWS, with a fault of `smtrain.check`.
-        set_: `a.b=value` texts, as `--set` takes them; the value is read as YAML. Wins over `source` and `sections`.
-        say: Called with each line.
-        view: How to follow: which lines, a panel or not.
-        **sections: The config's sections as mappings, merged into what `source` says.
-
-    Returns:
-        The job, which may still run if `wait` is False or Ctrl-C was pressed (`job.known_running`).
-
-    Raises:
-        ConfigError: The config is wrong.
-        JobError: The job cannot be started, or, with `wait`, does not end well; the text has the cause.
-
-    Examples:
-        >>> job = smtrain.launch("llama.yaml", stage="prepare", wait=False, say=lambda line: None)
-        >>> job.wait().status
-        'Completed'
-    """
-    config = load_config(source, set_=set_, target=target, **sections)
+    """Start one stage of a config, as `smtrain.launch` does; look_first: the checks before it, None for none."""
     chain = _chain(config, target, say)
     plan = standing(chain, chain.plan(stage))
     if plan.done and not again:
         repeats = plan.stale_note(plan.done) or "; --again (again=True) repeats it"
         say(f"{plan.done.name} has done this already (output {plan.done.output}){repeats}")
         return plan.done
-    if check and not plan.running:
+    if look_first and not plan.running:
         _require_checkpoints(chain, [stage])
         look_first(chain, [stage], say)
     notify.ready(chain, [stage], say)
@@ -125,85 +90,35 @@ def launch(
     return job
 
 
-@overload
-def run(
-    source: Source | None = None, *, target: TargetName | None = None, again: bool = False, check: bool = True,
-    set_: Sequence[str] = (), say: Say = text.say, on_line: Callable[[Line], None] | None = None,
-    view: View | None = None, wait: bool = True, **sections: Any,
-) -> Run: ...  # fmt: skip
-@overload
-def run(
-    source: list[Any] | tuple[Any, ...], *,
-    target: TargetName | None = None, again: bool = False, check: bool = True,
-    set_: Sequence[str] = (), say: Say = text.say, on_line: Callable[[Line], None] | None = None,
-    view: View | None = None, wait: bool = True, **sections: Any,
-) -> list[Run]: ...  # fmt: skip
-@gently(_SAME_CALL)
-@public
-def run(
-    source: Source | list[Any] | tuple[Any, ...] | None = None, *,
-    target: TargetName | None = None, again: bool = False, check: bool = True,
-    set_: Sequence[str] = (), say: Say = text.say, on_line: Callable[[Line], None] | None = None,
-    view: View | None = None, wait: bool = True, **sections: Any,
-) -> Run | list[Run]:  # fmt: skip
-    """Take a config through all its stages: prepare, convert, train, export, generate.
-
-    With `compute.compile_ahead`, compile comes before train. Stages that are done are skipped, one that was
-    interrupted is resumed. Ctrl-C leaves the current job running and ends the call with KeyboardInterrupt (in a
-    notebook without a traceback); the same call joins that job again.
-
-    A list of configs runs in its order, and ends with the first run that fails; a config may start from an earlier one
-    by `model.path: run://NAME`. All are loaded and checked before the first one starts.
-
-    Args:
-        source: The config: a YAML file's path, a mapping, or a `JobConfig`; or a list of these. None: `sections` are
-            all of it.
-        target: `local`, `aws`, `slurm` or `pai-dlc`, in place of the config's `target`.
-        again: Do what has been done already once more.
-        check: Start nothing without the checkpoint that is asked for, nor, on AWS, with a fault of `smtrain.check`.
-        set_: `a.b=value` texts, as `--set` takes them; the value is read as YAML. Wins over `source` and `sections`.
-        say: Called with each line.
-        on_line: Called with each line of the log, in place of `say`.
-        view: How to follow: which lines, a panel or not.
-        wait: False: return once all stages are queued, which only a Slurm cluster can do; it runs them without the
-        client.
-        **sections: The config's sections as mappings, merged into what `source` says.
-
-    Returns:
-        The run: its stages' jobs, its losses, its model, its text. For a list of configs, the list of their runs.
-
-    Raises:
-        ConfigError: The config is wrong.
-        JobError: A stage did not end well; the text has the cause.
-
-    Examples:
-        >>> run = smtrain.run("llama.yaml", say=lambda line: None)
-        >>> [result.stage for result in run.results]
-        ['prepare', 'convert', 'train', 'export', 'generate']
-        >>> len(run.loss)
-        6
-    """
-    one = partial(_run, target=target, again=again, check=check, say=say, on_line=on_line, view=view, wait=wait)
-    if not isinstance(source, list | tuple):
-        return one(load_config(source, set_=set_, target=target, **sections))
-    if not wait:
-        raise ConfigError("wait: a list of configs is followed to its end; leave it out", code="config.combination")
+def run_list(
+    sources: Sequence[Any], sections: Mapping[str, Any], *, target: TargetName | None, again: bool,
+    look_first: Looks | None, after: AfterRun | None, set_: Sequence[str], say: Say,
+    on_line: Callable[[Line], None] | None, view: View | None,
+) -> list[Run]:  # fmt: skip
+    """Take several configs through all their stages, one after the other."""
     from smtrain.client.runs.series import load_series, overview, run_series  # brings the whole planner
 
-    links = load_series(source, set_=set_, target=target, **sections)
+    links = load_series(sources, set_=set_, target=target, **sections)
     say(overview(links))
-    return run_series(links, one, say, look_first if check else None)
+    one = partial(
+        run_stages, target=target, again=again, look_first=look_first, after=after, say=say, on_line=on_line,
+        view=view, wait=True,
+    )  # fmt: skip
+    return run_series(links, one, say, look_first)
 
 
-def _run(
-    config: JobConfig, *, target: TargetName | None, again: bool, check: bool, say: Say,
-    on_line: Callable[[Line], None] | None, view: View | None, wait: bool,
+def run_stages(
+    config: JobConfig, *, target: TargetName | None, again: bool, look_first: Looks | None, after: AfterRun | None,
+    say: Say, on_line: Callable[[Line], None] | None, view: View | None, wait: bool,
 ) -> Run:  # fmt: skip
-    """Take one config through all its stages."""
+    """Take one config through all its stages, as `smtrain.run` does.
+
+    look_first: the checks before it, None for none. after: called when all stages have ended well.
+    """
     chain = _chain(config, target, say)
     done = Run(chain.config)
     stages = stages_of(config, chain.target.name)
-    if check:
+    if look_first:
         _require_checkpoints(chain, stages)
         look_first(chain, [stage for stage in stages if not chain.known(stage)], say)
     if chain.target.record.chains:
@@ -237,8 +152,8 @@ def _run(
         where = chain.checkpoints if stage == "train" else job.output
         done.results.append(StageResult(stage, job, seconds, where, skipped))
     if not all(result.skipped for result in done.results):
-        for call in AFTER_RUN:
-            call(chain, say)
+        if after:
+            after(chain, say)
         notify.finished(chain, done.results[-1].stage, done.results[-1].job, say)
     return done
 
@@ -300,13 +215,6 @@ def _start(chain: Chain, plan: StagePlan, say: Say, *, again: bool) -> Job:
     if plan.stage == "train" and not plan.running:
         graphs.announce(chain.target, chain.config, plan.request, say)
     return submit(chain, plan, say, again=again)
-
-
-def look_first(chain: Chain, stages: Sequence[Stage], say: Say) -> None:
-    """Run the checks before a launch; imported here, as each check is a module of its own."""
-    from smtrain.client.preflight.checks import before
-
-    before(chain, stages, say)
 
 
 def _shown(job: Job, say: Say, view: View | None, **changed: Any) -> bool:

@@ -12,23 +12,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from smtrain.client.backends.choose import sagemaker, target_of
-from smtrain.client.backends.sagemaker.calls import unnamed
 from smtrain.client.backends.sagemaker.target import Target
 from smtrain.client.launch.image_pattern import resolved as with_whole_image
 from smtrain.client.launch.inputs import upload_all
+from smtrain.client.runs.launch import Looks
 from smtrain.client.launch.names import checked
 from smtrain.client.launch.stages import Chain, StagePlan
 from smtrain.client.launch.wheels import travelling
-from smtrain.client.planner.resolve import load_config
-from smtrain.client.preflight.checks import before
-from smtrain.core import text
+from smtrain.core.aws_errors import unnamed
 from smtrain.core.config import JobConfig, Stage
-from smtrain.client.config.load import Source
 from smtrain.core.errors import ConfigError, JobError
-from smtrain.core.targets import TargetName
-from smtrain.core.targets import TargetName
 from smtrain.core.files import parse_object
-from smtrain.core.public import public
+from smtrain.core.targets import TargetName
 from smtrain.core.text import Say
 from smtrain.stages import stages_of
 from smtrain.stages.base import output_uri
@@ -40,41 +35,11 @@ _LARGEST = 1_048_576
 """Characters of a definition (UpsertPipeline's limit in the service's model)."""
 
 
-@public
-def pipeline(
-    source: Source | None = None, *, name: str | None = None, upsert: bool = False, start: bool = False,
-    check: bool = True, target: TargetName | None = None, set_: Sequence[str] = (), say: Say = text.say,
-    **sections: Any,
+def make_pipeline(
+    config: JobConfig, *, name: str | None, upsert: bool, start: bool, look_first: Looks | None,
+    target: TargetName | None, say: Say,
 ) -> dict[str, Any]:  # fmt: skip
-    """The stages of a config as the definition of a SageMaker pipeline.
-
-    Without `upsert` and `start` nothing is sent. A step whose arguments are those of an execution in the last 30 days
-    is not done again. With `compute.capacity_wait` a step waits so long for machines.
-
-    Args:
-        source: The config: a YAML file's path, a mapping, or a `JobConfig`. None: `sections` are all of it.
-        name: The pipeline's name. Default: the config's.
-        upsert: Upload what the stages read, and create the pipeline or update it.
-        start: Do that, and start an execution.
-        check: On AWS, look first at everything that `smtrain.check` looks at, and send nothing if there is a fault.
-        target: `local` or `aws`, in place of the config's `target`. Locally a pipeline is a record that never runs.
-        set_: `a.b=value` texts, as `--set` takes them; the value is read as YAML. Wins over `source` and `sections`.
-        say: Called with each line.
-        **sections: The config's sections as mappings, merged into what `source` says.
-
-    Returns:
-        The definition, as `json.dumps` and `create_pipeline` take it.
-
-    Raises:
-        ConfigError: The config is wrong, or the target has no pipelines.
-        JobError: Account, region or role cannot be told, or AWS refuses.
-
-    Examples:
-        >>> made = smtrain.pipeline("llama.yaml")
-        >>> [step["Name"] for step in made["Steps"]]
-        ['prepare', 'convert', 'train', 'export', 'generate']
-    """
-    config = load_config(source, set_=set_, target=target, **sections)
+    """The definition of `smtrain.pipeline`, sent with `upsert` or `start`; look_first: the checks before, if any."""
     place = target_of(config, target)
     if place.record.queues:
         raise ConfigError(
@@ -97,8 +62,8 @@ def pipeline(
     definition = definition_of(chain.config, plans)
     if not (upsert or start):
         return definition
-    if check:
-        before(chain, [plan.stage for plan in plans], say)
+    if look_first:
+        look_first(chain, [plan.stage for plan in plans], say)
     aws = sagemaker(place)
     for plan in plans:
         upload_all(aws, list(plan.uploads), say)

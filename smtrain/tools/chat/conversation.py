@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from smtrain.client.backends.sagemaker.calls import unnamed
 from smtrain.client.backends.sagemaker.target import Target
+from smtrain.core.aws_errors import unnamed
 from smtrain.core.errors import CheckpointError, ConfigError, JobError
 from smtrain.core.files import parse_json
 from smtrain.core.public import public_class

@@ -138,9 +138,9 @@ def _of_name(name: str, label: str, target: TargetName | None) -> Series:
     from botocore.exceptions import ClientError
 
     from smtrain.client.backends.choose import place_of
-    from smtrain.client.backends.sagemaker.calls import unasked
     from smtrain.client.jobs.job import Job
     from smtrain.client.jobs.listing import jobs_of
+    from smtrain.core.aws_errors import unasked
 
     job, place = place_of(name, target)
     try:

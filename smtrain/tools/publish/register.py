@@ -6,10 +6,10 @@ import re
 from typing import Any
 
 from smtrain.client.backends.choose import sagemaker
-from smtrain.client.backends.sagemaker.calls import unnamed
 from smtrain.client.jobs.job import Job
 from smtrain.client.launch import names
 from smtrain.core import text
+from smtrain.core.aws_errors import unnamed
 from smtrain.core.errors import JobError
 from smtrain.core.public import public
 from smtrain.core.targets import TargetName

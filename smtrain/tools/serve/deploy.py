@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from smtrain.client.backends.choose import sagemaker, sagemaker_place_of
-from smtrain.client.backends.sagemaker.calls import why_refused
 from smtrain.client.backends.sagemaker.target import Target
 from smtrain.client.follow.money import known_prices
 from smtrain.client.jobs.listing import train_jobs
 from smtrain.client.launch.names import checked, schedule_name
 from smtrain.client.prices import Price
 from smtrain.core import botocore_models, text
+from smtrain.core.aws_errors import why_refused
 from smtrain.core.config.units import spell
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.facts import instance, table

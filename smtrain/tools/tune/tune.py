@@ -17,9 +17,7 @@ from smtrain.client.launch.stages import Chain
 from smtrain.client.launch.wheels import travelling
 from smtrain.client.planner.plan import plan
 from smtrain.client.planner.resolve import load_config
-from smtrain.client.preflight.checks import before
 from smtrain.client.prices import HOUR, Prices, own_prices
-from smtrain.client.runs.launch import launch
 from smtrain.core import text
 from smtrain.core.config import JobConfig, Stage
 from smtrain.core.config.schema import digest
@@ -30,6 +28,8 @@ from smtrain.core.public import public
 from smtrain.core.targets import TARGETS, TargetName
 from smtrain.core.text import Say
 from smtrain.stages import stage_named, stages_before, stages_of
+from smtrain.tools.check import look_first
+from smtrain.tools.run import launch
 from smtrain.tools.tune import managed
 from smtrain.tools.tune.loop import TrialLoop, TuningLimits, lent
 from smtrain.tools.tune.search import search_of
@@ -86,7 +86,7 @@ def tune(
         raise ConfigError(f"out: {out} is a file; name a folder", code="config.wrong_value")
     earlier = [stage for stage in stages_of(config, place.name) if stage in stages_before("train")]
     if check:
-        before(Chain(config, place), [*earlier, "train"], say)
+        look_first(Chain(config, place), [*earlier, "train"], say)
     for stage in earlier:
         launch(config, stage=stage, target=place.name, check=False, say=say)
     chain = Chain(config, place)

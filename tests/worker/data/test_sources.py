@@ -247,7 +247,7 @@ def test_an_arrow_file_with_a_changed_offset_is_refused(tmp_path: Path, stream: 
     content = path.read_bytes()
     assert content.count(b"".join(offsets)) == 1
     path.write_bytes(content.replace(b"".join(offsets), b"".join([*offsets[:3], b"\0\0\0\x40"])))
-    with pytest.raises(DataError, match="(?i)cannot be read as arrow"):
+    with pytest.raises(DataError, match=r"(?i)cannot be read as arrow"):
         read(path)
-    with pytest.raises(DataError, match="(?i)cannot be read as arrow"):
+    with pytest.raises(DataError, match=r"(?i)cannot be read as arrow"):
         list(record_blocks(find_files(path)[0], RecordColumns(("text",), lambda _: None)))

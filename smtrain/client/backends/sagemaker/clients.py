@@ -7,15 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from smtrain.client.backends.sagemaker.calls import (
-    NO_REGION,
-    aws_session,
-    checked,
-    retrying,
-    spell,
-    transferring,
-    why_refused,
-)
+from smtrain.client.backends.sagemaker.calls import NO_REGION, aws_session, checked, retrying, transferring
+from smtrain.core.aws_errors import spell, why_refused
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.extras import collector_paused
 from smtrain.core.files import parse_json

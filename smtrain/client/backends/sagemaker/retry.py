@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from smtrain.client.backends.sagemaker.calls import FULL
+from smtrain.core.aws_errors import FULL
 from smtrain.core.errors import JobError
 from smtrain.core.interrupts import interruptible, pause
 from smtrain.core.targets import TargetName

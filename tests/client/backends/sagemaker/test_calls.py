@@ -13,6 +13,7 @@ from botocore import exceptions
 from botocore.exceptions import ConnectionClosedError
 
 from smtrain.client.backends.sagemaker import calls
+from smtrain.core import aws_errors
 
 NO_LOGIN = {"UnknownTokenProviderError", "UnknownCredentialError"}
 """Errors of botocore's own settings, which no login mends."""
@@ -87,7 +88,7 @@ def test_only_errors_of_credentials_ask_for_a_login(kind: type[exceptions.BotoCo
         fields = {"name": "x", "reason": "x", "last_response": "x"}
     elif issubclass(kind, exceptions.HTTPClientError | exceptions.ConnectionError):
         fields |= {"error": "x", "endpoint_url": "x"}
-    sentence = calls.why_refused(kind(**fields), "ask for a right")
+    sentence = aws_errors.why_refused(kind(**fields), "ask for a right")
     words = ("Credential", "Token", "SSO", "Login", "Profile", "MFA")
     about_login = any(word in kind.__name__ for word in words) and kind.__name__ not in NO_LOGIN
     assert ("log in" in sentence or "aws configure" in sentence) == about_login, sentence
