@@ -150,6 +150,7 @@ OWN = {
     "worker/checkpoint/huggingface/safetensors", "tools/doctor/task", "tools/doctor/devices", "tools/image/lock",
     "tools/image/registry", "client/planner/result", "client/planner/probing", "client/backends/slurm/place",
     "client/launch/image_inspect", "client/launch/image_probe", "client/config/load", "core/demo/inputs",
+    "core/digests",
 }  # fmt: skip
 """Modules that parse what smtrain's own processes or a registry just wrote, or that catch RecursionError."""
 

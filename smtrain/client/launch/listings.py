@@ -15,6 +15,7 @@ from typing import Any
 from smtrain.client.backends.base import JobPlace
 from smtrain.core.config import JobConfig
 from smtrain.core.errors import JobError
+from smtrain.core.files import parse_json
 from smtrain.core.protocol.container import listings_name
 from smtrain.core.protocol.uris import object_store
 
@@ -24,7 +25,7 @@ def listings_of(place: JobPlace, config: JobConfig, inputs: Mapping[str, str]) -
 
     URIs that the caller may not list are left out, and so are all of a Slurm cluster, whose jobs list them.
     """
-    if place.name == "slurm":
+    if place.record.chains:  # all are queued before the first one reads
         return {}
     store = object_store(place.name)
     named = {uri.rstrip("/") for uri in _texts(config.model_dump(mode="json")) if uri.startswith(store)}
@@ -51,7 +52,7 @@ def changed_input(place: JobPlace, config_uri: str, job: str, listings: Mapping[
     if not listings:
         return None
     try:
-        before = json.loads(place.read(f"{config_uri}{listings_name(job)}"))
+        before = parse_json(place.read(f"{config_uri}{listings_name(job)}"))
     except (JobError, ValueError):  # of an earlier release
         return None
     if not isinstance(before, dict):

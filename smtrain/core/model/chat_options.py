@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from smtrain.core.errors import ConfigError
+from smtrain.core.files import parse_json
 
 RESERVED = frozenset({
     "conversation", "messages", "tools", "chat_template", "add_generation_prompt", "continue_final_message",
@@ -31,8 +31,8 @@ def read_options(option: str, text: str | None) -> dict[str, Any]:
     if text is None:
         return {}
     try:
-        values = json.loads(text)
-    except (ValueError, RecursionError):
+        values = parse_json(text)
+    except ValueError:
         values = None
     if not isinstance(values, dict):
         raise ConfigError(

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from smtrain.core.errors import DataError, first_line
-from smtrain.core.files import read_value
+from smtrain.core.files import parse_json, read_value
 from smtrain.core.model import hf_tokenizer
 from smtrain.core.model.hf_folder import tokenizer_in
 from smtrain.core.model.hf_tokenizer import Say
@@ -95,7 +95,7 @@ def _backend(folder: Path, content: bytes) -> hf_tokenizer.SettledTokenizer:
 
 @lru_cache(maxsize=1)  # a preparation needs it twice, and a large one takes a second
 def _read(content: bytes, said: str) -> hf_tokenizer.SettledTokenizer:
-    return hf_tokenizer.read_backend(content, json.loads(said))
+    return hf_tokenizer.read_backend(content, parse_json(said))
 
 
 def tokenizer_facts(folder: Path, say: Say | None = None) -> TokenizerFacts:
