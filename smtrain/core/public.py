@@ -57,7 +57,7 @@ def sentence(error: Exception) -> str | None:
 
 
 def _of_aws(error: Exception) -> str | None:
-    """The sentence for an error of AWS. If botocore is not in the process, no error is of AWS; it is not imported for this."""
+    """The sentence for an error of AWS; None if botocore, which is not imported for this, is not in the process."""
     return spell(error) if "botocore" in sys.modules else None
 
 

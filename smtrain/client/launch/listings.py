@@ -25,7 +25,7 @@ def listings_of(place: JobPlace, config: JobConfig, inputs: Mapping[str, str]) -
 
     URIs that the caller may not list are left out, and so are all of a Slurm cluster, whose jobs list them.
     """
-    if place.record.chains:  # all are queued before the first one reads
+    if place.record.chains:  # its jobs list them
         return {}
     store = object_store(place.name)
     named = {uri.rstrip("/") for uri in _texts(config.model_dump(mode="json")) if uri.startswith(store)}
