@@ -34,11 +34,11 @@ class File(NamedTuple):
 def files_of(ml: Path) -> list[File]:
     """The uploaded files of a job's channels. Raises ValueError if the list of them is damaged."""
     inputs = ml / "input/data"
-    try:
-        text = (inputs / "config" / NAME).read_text("utf-8")
-    except FileNotFoundError:  # of a launch by an earlier version
+    record = inputs / "config" / NAME
+    if not record.exists():  # of a launch by an earlier version
         return []
     try:
+        text = record.read_text("utf-8") if record.is_file() else ""
         return [
             File(f"{about['uri']}{name}", inputs / channel / name, int(size), str(sha256))
             for channel, about in json.loads(text).items()
