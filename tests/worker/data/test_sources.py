@@ -227,6 +227,14 @@ def test_a_hub_that_cannot_be_reached_is_one_sentence(monkeypatch: pytest.Monkey
         find_files("hf://unknown/nothing")
 
 
+@pytest.mark.parametrize("line", ["null", "7", "[]", '"x"', "true"])
+def test_a_line_that_is_no_object_is_a_bad_line(tmp_path: Path, line: str) -> None:
+    """Arrow's parser reads outside its memory for `null` only."""
+    path = tmp_path / "a.jsonl"
+    path.write_text(line)
+    assert [len(one) for one in read(path)] == [0, 1]
+
+
 @pytest.mark.parametrize("deep", ["[" * 50_000, '{"a":' * 50_000, "[" * 50_000 + "]" * 50_000])
 def test_a_deeply_nested_line_is_a_bad_line(tmp_path: Path, deep: str) -> None:
     """Arrow's parser would recurse until the process ends."""

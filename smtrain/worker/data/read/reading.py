@@ -149,6 +149,13 @@ def _utf8(data: bytes) -> bool:
     return True
 
 
+def _are_objects(data: bytes) -> bool:
+    """True if every line begins as an object: a line `null` ends the process in Arrow's parser."""
+    values = np.frombuffer(data, np.uint8)
+    starts = np.flatnonzero(values[:-1] == ord("\n")) + 1
+    return data[:1] == b"{" and bool((values[starts] == ord("{")).all())
+
+
 def _is_nested_deeply(data: bytes, lines: int) -> bool:
     """True if a line may have values nested so deeply that Arrow's parser, which recurses, would end the process.
 
@@ -171,7 +178,7 @@ def _read_clean_lines(data: bytes, text_column: str) -> Documents | None:
 
     # numpy counts ten times as fast as bytes.count, and lets other threads run
     lines = int(np.count_nonzero(np.frombuffer(data, np.uint8) == ord("\n"))) + (not data.endswith(b"\n"))
-    if not _utf8(data) or _is_nested_deeply(data, lines):
+    if not _utf8(data) or not _are_objects(data) or _is_nested_deeply(data, lines):
         return None
     top, *inner = text_column.split(".")
     kind: Any = pa.string()
