@@ -10,23 +10,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smtrain.client.backends.choose import target_of
+from smtrain.client.config.load import Source
 from smtrain.client.jobs.checkpoints import saved_steps
 from smtrain.client.jobs.job import Job
 from smtrain.client.launch import graphs, notify, queued
 from smtrain.client.launch.one_job import standing, submit
 from smtrain.client.launch.request import Request
-from smtrain.client.runs.run import Run, StageResult
 from smtrain.client.launch.stages import Chain, StagePlan
 from smtrain.client.planner.resolve import load_config, with_tags
+from smtrain.client.runs.run import Run, StageResult
 from smtrain.core.config import JobConfig, Stage
-from smtrain.client.config.load import Source
 from smtrain.core.config.units import spell
 from smtrain.core.errors import ConfigError, JobError
-from smtrain.core.targets import TargetName
 from smtrain.core.git import TAG, committed
 from smtrain.core.interrupts import Interrupted
 from smtrain.core.protocol.log_lines import Line
 from smtrain.core.public import public
+from smtrain.core.targets import TargetName
 from smtrain.core.text import Say
 from smtrain.stages import stages_of
 

@@ -15,10 +15,10 @@ from smtrain.client.backends.choose import sagemaker, target_of
 from smtrain.client.backends.sagemaker.target import Target
 from smtrain.client.launch.image_pattern import resolved as with_whole_image
 from smtrain.client.launch.inputs import upload_all
-from smtrain.client.runs.launch import Looks
 from smtrain.client.launch.names import checked
 from smtrain.client.launch.stages import Chain, StagePlan
 from smtrain.client.launch.wheels import travelling
+from smtrain.client.runs.launch import Looks
 from smtrain.core.aws_errors import unnamed
 from smtrain.core.config import JobConfig, Stage
 from smtrain.core.errors import ConfigError, JobError

@@ -15,19 +15,19 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.client.backends.choose import target_of
-from smtrain.client.runs.run import Run
+from smtrain.client.config.load import Source, draft
 from smtrain.client.launch.stages import Chain
 from smtrain.client.planner.plan import plan
 from smtrain.client.planner.resolve import Earlier, earlier_of, load_config, runs_in, with_models, with_rope
 from smtrain.client.planner.result import Plan
 from smtrain.client.planner.this_machine import is_here, plan_here
+from smtrain.client.runs.run import Run
 from smtrain.core.config import JobConfig
-from smtrain.client.config.load import Source, draft
 from smtrain.core.config.training import RopeSection
 from smtrain.core.config.units import spell
 from smtrain.core.errors import ConfigError, JobError, SmtrainError
-from smtrain.core.targets import TARGETS, TargetName
 from smtrain.core.protocol.uris import RUN
+from smtrain.core.targets import TARGETS, TargetName
 from smtrain.core.text import Say
 from smtrain.stages import stages_of
 

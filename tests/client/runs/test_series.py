@@ -14,9 +14,9 @@ import yaml
 
 import smtrain
 from smtrain.client.backends.sagemaker.target import Target
-from smtrain.client.runs.series import expected, load_series, overview, run_series
 from smtrain.client.launch.stages import Chain
 from smtrain.client.planner.resolve import with_models
+from smtrain.client.runs.series import expected, load_series, overview, run_series
 from smtrain.stages import stages_of
 from testing.plane import plane
 from tests.client.jobs.test_parents import exported
