@@ -16,6 +16,7 @@ import yaml
 
 from smtrain.client.planner import probing
 from smtrain.core.config.compute import MachineEntry
+from smtrain.plane.client import shut_down
 from testing.fuzz import commands, samples, world
 from testing.fuzz.forms import LIGHT, Form
 from testing.fuzz.inputs import InputCase, Inputs
@@ -95,7 +96,10 @@ def world_of(folder: Path, patch: Any) -> Iterator[World]:
     patch.chdir(folder)
     patch.setattr(probing, "_measured", lambda *_: MachineEntry(**samples.BOX))  # it would take seconds of a case
     with offline(folder, patch):
-        yield World(folder / "a/world")
+        try:
+            yield World(folder / "a/world")
+        finally:
+            shut_down()  # the control plane that `check` may have started
 
 
 def _heavy() -> dict[str, Form]:
