@@ -227,12 +227,12 @@ GROUPS: dict[str, dict[str, Sequence[str]]] = {
     },
     "chat": {
         "The model": ("--endpoint", "--compare", "--adapter", "--processes", "--config", "--target"),
-        "What it is asked": ("--system", "--template", "--turns"),
+        "What it is asked": ("--system", "--template", "--chat-template-kwargs", "--turns"),
         "How it answers": _SAMPLING,
     },
     "generate": {
         "The model": ("--adapter", "--processes", "--config", "--target"),
-        "What it is asked": ("--prompt", "--chat", "--system", "--template"),
+        "What it is asked": ("--prompt", "--chat", "--system", "--template", "--chat-template-kwargs"),
         "How it answers": (*_SAMPLING, "--beams", "--length-penalty"),
         "Output": ("--out", "--overwrite", "--batch", "--stream", "--json"),
     },
@@ -242,7 +242,13 @@ GROUPS: dict[str, dict[str, Sequence[str]]] = {
     },
     "evaluate": {
         "What is asked": ("--tasks", "--data", "--text", "--lengths", "--limit"),
-        "How it is asked": ("--num-fewshot", "--apply-chat-template", "--batch-size", "--run-generated-code"),
+        "How it is asked": (
+            "--num-fewshot",
+            "--apply-chat-template",
+            "--chat-template-kwargs",
+            "--batch-size",
+            "--run-generated-code",
+        ),
         "Which models": ("--base", "--target"),
         "Output": ("--out", "--json", "--overwrite"),
     },
@@ -280,7 +286,17 @@ GROUPS: dict[str, dict[str, Sequence[str]]] = {
             "--decontaminate",
             "--decontaminate-column",
         ),
-        "Tokens": ("--model", "--seq-len", "--objective", "--overlong", "--no-eod", "--shard-size"),
+        "Tokens": (
+            *(
+                "--model",
+                "--chat-template-kwargs",
+                "--seq-len",
+                "--objective",
+                "--overlong",
+                "--no-eod",
+                "--shard-size",
+            ),
+        ),
         "Held-out text": ("--validation-fraction", "--validation-path"),
         "Running": ("--workers", "--overwrite", "--ray-address", "--max-crashed"),
     },

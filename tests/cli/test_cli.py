@@ -87,10 +87,12 @@ SURFACE = {
     "stop": {"--target", "--wait", "--detach"},
     "download": {"--target", "--what", "--overwrite"},
     "chat": {
+        "--chat-template-kwargs",
         *("--compare", "--adapter", "--system", "--template", "--turns", "--max-new-tokens", "--temperature"),
         *("--top-k", "--top-p", "--stop", "--seed", "--endpoint", "--target", "--processes", "--config"),
     },
     "generate": {
+        "--chat-template-kwargs",
         *("--prompt", "--out", "--overwrite", "--chat", "--system", "--adapter", "--template", "--batch", "--stream"),
         *("--json", "--max-new-tokens", "--temperature", "--top-k", "--top-p", "--beams", "--length-penalty"),
         *("--stop", "--seed", "--target", "--processes", "--config"),
@@ -117,7 +119,7 @@ SURFACE = {
         *("--dry-run", "--no-check"),
     },
     "pipeline": {"--upsert", "--start", "--name", "--target", "--set", "--no-check"},
-    "serve": {"--port", "--host", "--server", "--option", "--target"},
+    "serve": {"--port", "--host", "--server", "--option", "--chat-template-kwargs", "--target"},
     "convert": {
         *("--to", "--tp", "--pp", "--cuts", "--format", "--form", "--qkv", "--kv-multiplier", "--kv-order"),
         *("--spec", "--vpp", "--first-stage-layers", "--last-stage-layers", "--layers-per-stage"),
@@ -127,6 +129,7 @@ SURFACE = {
     "checkpoint": {"inspect", "diff", "verify"},
     "data": {"prepare", "merge", "split", "inspect", "report", "export", "import"},
     "evaluate": {
+        "--chat-template-kwargs",
         *("--tasks", "--base", "--data", "--num-fewshot", "--limit", "--apply-chat-template", "--batch-size"),
         *("--run-generated-code", "--text", "--lengths", "--out", "--json", "--overwrite", "--target"),
     },

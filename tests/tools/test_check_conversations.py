@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 import smtrain
-import smtrain.tools.check  # adds the checks
 from smtrain.client.backends.choose import target_of
 from smtrain.client.launch.stages import Chain
-from smtrain.client.preflight.checks import CHECKS
 from smtrain.client.preflight.context import Context
 from smtrain.client.preflight.findings import Finding
+from smtrain.tools.check import MORE
 from tests.worker.data.chats import CHATML, talk
 
 GOLDEN = Path(__file__).parents[1] / "worker/golden_dpo/model"
@@ -49,7 +48,7 @@ def found(local_home: Path, tmp_path: Path, model: Path) -> Found:
             }
         )  # fmt: skip
         context = Context(Chain(config, target_of(config, "local")), ("prepare",))
-        about = [one for name in ("conversations", "pairs") for one in CHECKS[name](context)]
+        about = [one for name in ("conversations", "pairs") for one in MORE[name](context)]
         assert isinstance(about[0], Finding)
         assert not [one for one in about if one.level == "fault"]
         return [f"{one.text}; {one.remedy}" for one in about if one.level == "warning"]

@@ -126,6 +126,7 @@ class Answering:
     """A target whose SageMaker gives the answers of the test."""
 
     name = "local"
+    pace = Target("local").pace
 
     def __init__(self) -> None:
         self.sagemaker = boto3.client("sagemaker", "us-east-1", aws_access_key_id="x", aws_secret_access_key="x")

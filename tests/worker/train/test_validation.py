@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from smtrain.core.demo.inputs import CHAT_TEMPLATE
+from smtrain.core.digests import DIGEST
 from smtrain.core.errors import CheckpointError
 from smtrain.worker.checkpoint.huggingface.export import BaseModel, export
 from smtrain.worker.checkpoint.open import newest_checkpoint, open_weights
@@ -264,7 +265,7 @@ def test_data_that_holds_nothing_out_is_refused_before_the_first_step(
     two: World, shell: Shell, prepared: Shell, tmp_path: Path
 ) -> None:
     manifest = json.loads((prepared.root / "input/data/data/manifest.json").read_text())
-    del manifest["validation"]
+    del manifest["validation"], manifest[DIGEST]
     (shell.root / "input/data/data").unlink()
     shutil.copytree(prepared.root / "input/data/data", shell.root / "input/data/data")
     (shell.root / "input/data/data/manifest.json").write_text(json.dumps(manifest))
