@@ -17,6 +17,7 @@ default of its class. Causes that any class may have (`aws.*`, `disk.*`, `packag
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Literal
 
@@ -56,6 +57,14 @@ def reworded(sentence: str, text: str) -> str:
     return Sentence(text, sentence.code) if isinstance(sentence, Sentence) else text
 
 
+_ENDLESS = re.compile(r"(\S{80})\S{1920,}")
+
+
+def _readable(text: str) -> str:
+    """Clean text, in which a word of 2,000 characters or more, such as a value of a config, is cut to 80."""
+    return _ENDLESS.sub(r"\1...", clean(text))
+
+
 class SmtrainError(Exception):
     """Base of every error that a user can fix. Its text is clean: it may repeat what a job or AWS said."""
 
@@ -65,7 +74,7 @@ class SmtrainError(Exception):
     def __init__(self, *args: object, code: Code | None = None) -> None:
         carried = next((arg.code for arg in args if isinstance(arg, Sentence)), None)
         self.code = code or carried or type(self).code
-        super().__init__(*(clean(arg) if isinstance(arg, str) else arg for arg in args))
+        super().__init__(*(_readable(arg) if isinstance(arg, str) else arg for arg in args))
 
     def _render_traceback_(self) -> list[str]:
         """IPython's hook: a notebook shows the sentence instead of a traceback; `%debug` still has the traceback."""
@@ -85,7 +94,7 @@ class ConfigError(SmtrainError):
         every = [faults] if isinstance(faults, str) else dict.fromkeys(faults)  # two rules may say the same
         coded = [(fault, fault.code if isinstance(fault, Sentence) else default) for fault in every]
         self.codes = [one for _, one in coded]
-        self.faults: list[str] = [Sentence(clean(fault), one) for fault, one in coded]
+        self.faults: list[str] = [Sentence(_readable(fault), one) for fault, one in coded]
         super().__init__("\n".join(self.faults), code=next(iter(self.codes), default))
 
     def __reduce__(self) -> tuple[type[ConfigError], tuple[list[str]]]:

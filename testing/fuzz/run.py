@@ -54,6 +54,7 @@ class World:
         os.chdir(folder)
         shutil.copytree("model", Path(os.environ["SMTRAIN_HOME"], "demo/tiny-llama"))  # else a case would make it
         (folder / "run.yaml").write_text(yaml.safe_dump(samples.valid("local", "pretrain")))
+        (folder / "talks.yaml").write_text(yaml.safe_dump(samples.valid("local", "sft")))
         (folder / "aws.yaml").write_text(yaml.safe_dump(samples.valid("aws", "pretrain")))
         self._ready: set[str] = set()
 
@@ -70,8 +71,9 @@ class World:
         """Call a command once with a valid config, so that no case pays for its imports."""
         if name not in self._ready:
             self._ready.add(name)
-            if name == "check":  # which starts the local control plane
-                command("check", "run.yaml", "--target", "local")
+            if name == "check":  # which starts the local control plane, and renders conversations
+                for file in ("run.yaml", "talks.yaml"):
+                    command("check", file, "--target", "local")
             file = "aws.yaml" if name in commands.OF_AWS else "run.yaml"
             answer = command(*commands.COMMANDS[name](file, random.Random(0)))
             assert answer.status == 0 or name in ("check", "serial", "template"), (name, answer)

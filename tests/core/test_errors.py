@@ -138,3 +138,9 @@ def test_a_sentence_of_a_known_kind_has_its_code(which: str) -> None:
 def test_a_fault_that_two_rules_find_is_said_once() -> None:
     error = ConfigError(iter(["a: wrong", "b: wrong", "a: wrong"]))
     assert (error.faults, len(error.codes)) == (["a: wrong", "b: wrong"], 2)
+
+
+def test_a_value_without_an_end_is_cut() -> None:
+    for error in (CheckpointError(f"name: {'a' * 5000} is wrong"), ConfigError([f"name: {'a' * 5000} is wrong"])):
+        assert str(error) == f"name: {'a' * 80}... is wrong"
+    assert str(CheckpointError(f"{'a' * 1999} is right")) == f"{'a' * 1999} is right"

@@ -96,6 +96,8 @@ def _misfit_weights(name: str, head: bytes) -> str | None:
 
 def file_misfit(path: Path) -> str | None:
     """`misfit` of a local file, as a sentence with its path; None also if the file does not exist."""
+    if path.exists() and not path.is_file():
+        return f"{path} is no regular file; {_AGAIN}"
     try:
         size = path.stat().st_size
         with opened(path) as file:

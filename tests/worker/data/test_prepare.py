@@ -162,6 +162,10 @@ def test_what_the_tokenizer_folder_must_say(text: Path, tmp_path: Path, tokenize
     (folder / "tokenizer.json").write_text("{}")
     with pytest.raises(DataError, match=r"tokenizer\.json is not a tokenizer"):
         attempt(folder)
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer.json").symlink_to("/dev/zero")
+    with pytest.raises(DataError, match=r"tokenizer\.json is no regular file; copy this file again"):
+        attempt(folder)
 
 
 def test_a_truncating_tokenizer_file_does_not_truncate(text: Path, tmp_path: Path, tokenizer_folder: Path) -> None:
