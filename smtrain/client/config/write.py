@@ -25,11 +25,11 @@ def with_value(text: str, keys: Sequence[str], value: Any) -> str:
         if not isinstance(here, dict):
             raise _by_hand(keys, f"{key} holds a value, not keys")
     here[keys[-1]] = value
-    changed = _changed(text, list(keys), value)
     try:
+        changed = _changed(text, list(keys), value)
         if parse(changed) == wanted:
             return changed
-    except YamlError:
+    except (YamlError, yaml.YAMLError):  # the latter for JSON with tabs, which is no YAML
         pass
     raise _by_hand(keys, "the file is written in a way that cannot be changed safely")
 

@@ -38,7 +38,7 @@ def test_the_rest_of_the_file_stays(text: str, changed: str) -> None:
     assert made == changed.replace("'a:1'", "a:1") or made.replace("'", "") == changed.replace("'", "")
 
 
-@pytest.mark.parametrize("text", ["compute: here\n", "a: &x {b: 1}\ncompute: *x\n"])
+@pytest.mark.parametrize("text", ["compute: here\n", "a: &x {b: 1}\ncompute: *x\n", '{"compute":\t{}}'])
 def test_a_file_that_cannot_be_changed_safely_is_left_to_the_user(text: str) -> None:
     with pytest.raises(ConfigError, match="edit the file by hand"):
         with_value(text, ["compute", "image"], "a:1")

@@ -239,6 +239,12 @@ def test_archives_of_files(tmp_path: Path) -> None:
         "a.tar.gz/b/two.jsonl, line 4: no column 'text', only 'no'",
         "a.tar.gz/bad.md, line 1: not UTF-8 at byte 2",
     ]
+    whole = bytearray((tmp_path / "a.tar.gz").read_bytes())
+    whole[-8] ^= 1  # of the checksum, behind the end of the archive
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c/a.tar.gz").write_bytes(whole)
+    with pytest.raises(DataError, match="is not a whole gzip file"):
+        read(tmp_path / "c")
     (tmp_path / "b.tar").write_bytes(b"no archive" * 100)
     with pytest.raises(DataError, match="not a whole tar archive"):
         read(tmp_path / "b.tar")

@@ -55,6 +55,8 @@ def tar_documents(file: SourceFile, stream: Any, text_column: str) -> Iterator[o
                     yield inside.read().decode()
                 except UnicodeDecodeError as error:
                     yield BadLine(f"{file.name}/{member.name}", 1, f"not UTF-8 at byte {error.start:,}")
+        while stream.read(1 << 20):  # the archive ends before the checksum of a compressed file
+            pass
     except tarfile.TarError as error:
         raise DataError(f"{file.path} is not a whole tar archive ({first_line(error)}); write it again.") from None
     ends = {name: f"files of a tar that end in {name or 'nothing'}" for name in others} | {"links": "links of a tar"}
