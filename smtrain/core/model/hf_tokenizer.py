@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from smtrain.core.errors import SmtrainError
-from smtrain.core.files import read_object, read_value
+from smtrain.core.files import read_object
 from smtrain.core.model.families import ModelShape
 from smtrain.core.model.text_part import text_part
 
@@ -134,10 +134,9 @@ def _loaded(folder: Path) -> Any:
 
 
 def _said(folder: Path) -> dict[str, Any]:
-    """The content of tokenizer_config.json; empty without one. Raises ValueError if it is not JSON."""
+    """The content of tokenizer_config.json; empty without one. Raises ValueError if it is no JSON object."""
     path = folder / "tokenizer_config.json"
-    said = read_value(path) if path.is_file() else {}
-    return said if isinstance(said, dict) else {}
+    return read_object(path) if path.is_file() else {}
 
 
 def settle(tokenizer: Any) -> list[str]:

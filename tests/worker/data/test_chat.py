@@ -130,6 +130,14 @@ def test_a_template_that_forgets_earlier_turns_is_told(tmp_path: Path, monkeypat
         ChatTemplate(tokenizer(tmp_path, "forgets")).render(Dialogue(FOUR))
 
 
+@pytest.mark.parametrize("settings", ['"x"', "[1", '{"tokenizer_class": 7}'])
+def test_settings_of_a_tokenizer_that_cannot_be_used_are_told(tmp_path: Path, settings: str) -> None:
+    folder = tokenizer(tmp_path, "chatml")
+    (folder / "tokenizer_config.json").write_text(settings)
+    with pytest.raises(DataError, match="holds no tokenizer that transformers loads"):
+        ChatTemplate(folder)
+
+
 def test_a_tokenizer_without_a_template_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"has no chat template, .* put a chat_template\.jinja next to"):
         ChatTemplate(tokenizer(tmp_path, None))

@@ -49,7 +49,7 @@ class ChatTemplate:
         try:
             self._tokenizer: Any = hf_tokenizer.load(folder, lambda _: None)
             template = self._tokenizer.get_chat_template() if self._tokenizer.chat_template else None
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             if is_of_machine(error):
                 raise unread(folder, error, "") from None
             raise DataError(f"{folder} holds no tokenizer that transformers loads ({first_line(error)}).") from None
