@@ -149,9 +149,12 @@ def opened(path: Path, *, links: bool = True) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
+_OF_SHELL = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
+
+
 def open_named(path: Path) -> BinaryIO:
-    """Open a file that a person named: a regular one, or the pipe of a shell's <(command). Raises OSError otherwise."""
-    return path.open("rb") if str(path).startswith("/dev/fd/") else opened(path)
+    """Open a file that a person named: a regular one, or a shell's <(command) or < file. Raises OSError otherwise."""
+    return path.open("rb") if str(path).startswith(_OF_SHELL) else opened(path)
 
 
 def read_whole(path: Path, most: int = MOST_JSON) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from smtrain.core.config.secrets import hide
 from smtrain.core.errors import ConfigError, first_line
 from smtrain.core.facts import parse as parse_toml
+from smtrain.core.files import open_named
 from smtrain.core.near import near_path
 from smtrain.core.yaml_text import MOST_BYTES, YamlError, parse
 
@@ -50,7 +51,7 @@ def read_toml(path: Path, what: str, remedy: str) -> dict[str, Any]:
 def read_settings(path: Path, what: str, remedy: str) -> str:
     """The text of a file of settings. Raises `ConfigError` if it does not exist, is too long or not UTF-8."""
     try:
-        with path.open("rb") as file:
+        with open_named(path) as file:
             content = file.read(MOST_BYTES + 1)
     except OSError as error:
         if what == "config" and isinstance(error, FileNotFoundError):
@@ -58,7 +59,7 @@ def read_settings(path: Path, what: str, remedy: str) -> str:
                 f"{path}: no such config file; {near_path(path)}`smtrain init{_new_name(path)}` writes one",
                 code="config.unreadable",
             ) from None
-        why = "it is a folder" if isinstance(error, IsADirectoryError) else error.strerror
+        why = "it is a folder" if path.is_dir() else error.strerror or first_line(error)
         near = near_path(path) if isinstance(error, FileNotFoundError) else ""
         raise ConfigError(f"{path}: {what} cannot be read ({why}); {near}{remedy}", code="config.unreadable") from None
     except ValueError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ import yaml
 
 from smtrain import ConfigError, load_config, plan
 from smtrain.client.config.checks.data import tasks_in
+from smtrain.client.config.yaml_file import read_settings
 from smtrain.core.model.card import front_matter
 from smtrain.core.yaml_text import YamlError, parse
 
@@ -223,3 +225,11 @@ def test_readers_that_take_what_they_can_skip_what_is_no_yaml(tmp_path: Path) ->
         (tmp_path / f"{number}.yaml").write_text(text)
         front_matter(f"---\n{text}\n---\n")
     assert set(tasks_in(tmp_path)) == {"mine"}
+
+
+def test_a_named_pipe_is_refused_without_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "run.yaml")
+    with pytest.raises(ConfigError, match=r"run\.yaml: config cannot be read \(not a regular file\)"):
+        read_settings(tmp_path / "run.yaml", "config", "name a file")
+    with pytest.raises(ConfigError, match="it is a folder"):
+        read_settings(tmp_path, "config", "name a file")
