@@ -48,8 +48,8 @@ class TargetRecord:
     """The backend takes a whole chain, and starts each stage after the previous one succeeds."""
     repeats: bool = False
     """A job ends at a time limit of its own and is submitted again, so a run is several attempts."""
-    own_limits: bool = False
-    """The machines belong to the user or the organisation of the user: no price needs to be known."""
+    own_machines: bool = False
+    """The machines belong to the user or the organisation of the user: they have any type, and need no price."""
     unpriced: str = ""
     """The adverb for a cost without a known price."""
 
@@ -78,7 +78,7 @@ TARGETS: dict[str, TargetRecord] = {
             queues=True,
             chains=True,
             repeats=True,
-            own_limits=True,
+            own_machines=True,
             unpriced="on a cluster of your own",
         ),
         TargetRecord(

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from smtrain.client.backends.base import JobPlace
+from smtrain.client.config.checks import texts_in
 from smtrain.core.config import JobConfig
 from smtrain.core.errors import JobError
 from smtrain.core.files import parse_json
@@ -28,7 +28,7 @@ def listings_of(place: JobPlace, config: JobConfig, inputs: Mapping[str, str]) -
     if place.record.chains:  # its jobs list them
         return {}
     store = object_store(place.name)
-    named = {uri.rstrip("/") for uri in _texts(config.model_dump(mode="json")) if uri.startswith(store)}
+    named = {uri.rstrip("/") for _, uri in texts_in(config.model_dump(mode="json")) if uri.startswith(store)}
     return {
         uri: digest for uri in sorted({*inputs.values()})
         if uri.rstrip("/") in named and (digest := _digest(place, uri))
@@ -66,15 +66,3 @@ def _digest(place: JobPlace, uri: str) -> str | None:
     except JobError:
         return None
     return hashlib.sha256(json.dumps(sorted(listed)).encode()).hexdigest()
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """All texts in plain values."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for inner in value.values():
-            yield from _texts(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _texts(inner)

@@ -31,10 +31,10 @@ class StageEstimates:
         known, unknown, left_out = [], {}, {}
         shape, described = shape_of(config), described_of(config)
         for name in stages_of(config, config.target):
-            stage = stage_named(name)
-            need = stage.resources(config, shape, prices.assumptions)
             if name == "train":
                 continue
+            stage = stage_named(name)
+            need = stage.resources(config, shape, prices.assumptions)
             if need is None:
                 unknown[name] = "nothing is assumed about it"
                 continue

@@ -1,4 +1,4 @@
-"""Options of a chat template: the names that are none, and a typed JSON object of them."""
+"""Options of a chat template: names that are reserved, and the JSON object that a person types."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def model_faults(config: JobConfig, *, shape_alone: bool = False) -> Iterator[Fa
 
 def secret_faults(config: JobConfig) -> Iterator[Fault]:
     """Secrets in clear text: anyone who may describe the job could read them. The value is never repeated."""
-    for key, value in _texts(config.model_dump(mode="json")):
+    for key, value in texts_in(config.model_dump(mode="json")):
         if is_secret(value, key.rpartition(".")[2] if key.startswith(("compute.environment.", "tags.")) else ""):
             remedy = (
                 "keep it in a file of the image or of a mount that others may not read" if config.target == "pai-dlc"
@@ -48,13 +48,14 @@ def secret_faults(config: JobConfig) -> Iterator[Fault]:
             yield {key}, Sentence(fault, "config.secret")
 
 
-def _texts(value: object, key: str = "") -> Iterator[tuple[str, str]]:
+def texts_in(value: object, key: str = "") -> Iterator[tuple[str, str]]:
+    """All texts in plain values, each with its dotted key; the names of a mapping count too."""
     if isinstance(value, dict):
         for name, item in value.items():
             yield key, str(name)  # reported under its section, as the name may be the secret
-            yield from _texts(item, f"{key}.{name}" if key else str(name))
+            yield from texts_in(item, f"{key}.{name}" if key else str(name))
     elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from _texts(item, key)
+            yield from texts_in(item, key)
     elif isinstance(value, str):
         yield key, value

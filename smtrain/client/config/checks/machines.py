@@ -250,9 +250,9 @@ def _own_machine_fault(config: JobConfig) -> str | None:
     if name.startswith("ml.") or (config.own_machine is None and instance(name)):
         return None
     if config.own_machine is None:
-        described = f", or describe {name} under machines" if TARGETS[config.target].own_limits else ""
+        described = f", or describe {name} under machines" if TARGETS[config.target].own_machines else ""
         return f"{name} is no instance type; take one, such as ml.p5.48xlarge{described}"
-    if TARGETS[config.target].own_limits:
+    if TARGETS[config.target].own_machines:
         return None
     where = "AWS has no such type" if TARGETS[config.target].rented else "this machine runs jobs of any instance type"
     return (
