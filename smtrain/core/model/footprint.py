@@ -56,19 +56,20 @@ CHUNK_SCORES = 1 << 26
 """Scores that attention by documents computes at a time on a GPU if FlashAttention cannot."""
 SINK_QUERIES = 1024
 """Queries whose scores attention with sinks keeps at a time; those of longer rows are computed again."""
-LOSS_ROWS = 1024
-"""The fewest rows of a piece of the loss. The product for the weight's gradient takes 2 operations a row and weight; it
-adds to fp32 numbers, 8 bytes to move. On an H100 (790 TFLOP/s, 3.35 TB/s) the former takes longer from 940 rows on."""
+LOSS_ROWS = {"cpu": 1024, "neuron": 1024, "cuda": 2048}
+"""The fewest rows of a piece of the loss, by torch's name of the device. The product for the weight's gradient takes 2
+operations a row and weight; it adds to fp32 numbers, 8 bytes to move. With 1,024 rows on an H200 it ran at 534 TFLOP/s;
+products without the sums ran at 693 (`scripts/bench gpu --only device,dense`, 2026-11-27)."""
 
 
-def loss_rows(tokens: int, hidden: int, columns: int) -> int:
+def loss_rows(tokens: int, hidden: int, columns: int, device: str) -> int:
     """Rows of a piece of the loss of so many tokens, whose logits have `columns` on a rank.
 
     The rule of Liger and of torch.nn.LinearCrossEntropyOptions: logits of a piece take about the memory of all hidden
     states, rounded up to a power of two. `LOSS_ROWS` bounds it from below, because each piece moves the whole weight.
     """
     share = -(-tokens // -(-columns // hidden))
-    return max(LOSS_ROWS, 1 << (share - 1).bit_length())
+    return max(LOSS_ROWS.get(device, LOSS_ROWS["cuda"]), 1 << (share - 1).bit_length())
 
 
 Precision = Literal["bf16", "fp32", "fp16"]

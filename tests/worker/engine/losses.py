@@ -32,7 +32,7 @@ CPU = torch.device("cpu")
 def pieces_of(rows: int, aligned: int = 4) -> Iterator[None]:
     """Cut losses into pieces of so many rows, also those of small batches."""
     with (
-        patch.object(fused_loss, "loss_rows", lambda tokens, hidden, columns: rows),
+        patch.object(fused_loss, "loss_rows", lambda tokens, hidden, columns, device: rows),
         patch.object(fused_loss, "_ALIGNED", aligned),
     ):
         yield

@@ -161,17 +161,19 @@ def test_the_last_micro_batch_s_gradient_is_announced_in_its_backward_pass() -> 
 
 
 @pytest.mark.parametrize(
-    ("tokens", "hidden", "columns", "rows"),
+    ("tokens", "hidden", "columns", "device", "rows"),
     [
-        (65536, 2048, 128256, 2048),  # 1B of Llama 3 at 64k
-        (16384, 2048, 128256, LOSS_ROWS),
-        (8192, 4096, 32000, LOSS_ROWS),
-        (65536, 4096, 32000, 8192),
-        (4096, 4096, 4000, 4096),
+        (65536, 2048, 128256, "cpu", 2048),  # 1B of Llama 3 at 64k
+        (65536, 2048, 128256, "cuda", 2048),
+        (16384, 2048, 128256, "neuron", LOSS_ROWS["neuron"]),
+        (16384, 2048, 128256, "cuda", LOSS_ROWS["cuda"]),
+        (8192, 4096, 32000, "another", LOSS_ROWS["cuda"]),
+        (65536, 4096, 32000, "cpu", 8192),
+        (4096, 4096, 4000, "cuda", 4096),
     ],
 )
-def test_the_rows_of_a_piece(tokens: int, hidden: int, columns: int, rows: int) -> None:
-    assert loss_rows(tokens, hidden, columns) == rows
+def test_the_rows_of_a_piece(tokens: int, hidden: int, columns: int, device: str, rows: int) -> None:
+    assert loss_rows(tokens, hidden, columns, device) == rows
 
 
 def test_a_product_is_added_to_sums_of_another_type() -> None:

@@ -82,7 +82,8 @@ class LinearCrossEntropy:
 
     def rows(self, tokens: int) -> int:
         """The rows of a piece of a micro-batch of so many tokens."""
-        return min(tokens, loss_rows(tokens, *reversed(self._head.weight.shape)))
+        columns, hidden = self._head.weight.shape
+        return min(tokens, loss_rows(tokens, hidden, columns, self._device.type))
 
     def labelled(self, labels: torch.Tensor) -> Labelled | None:
         """The rows that need logits, from labels [B, S] of the host; None: all.
