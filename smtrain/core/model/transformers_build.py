@@ -94,8 +94,11 @@ class Turning(NamedTuple):
 
 def rotary_of(base: Any, config: HFConfig, sliding: bool) -> Turning:
     """The rotary embedding of layers with or without a window."""
-    if hasattr(getattr(base, "rotary_emb", None), "mrope_section"):  # for texts its three kinds of positions are equal
-        base.rotary_emb.recomposition_frequencies = lambda turned: torch.cat([turned[0], turned[0]], -1)
+    module: Any = getattr(base, "rotary_emb", None)
+    if hasattr(module, "mrope_section"):
+        # For texts its three kinds of positions are equal. transformers 5.17 wants all three, later ones make them.
+        module.recomposition_frequencies = lambda turned: torch.cat([turned[0], turned[0]], -1)
+        return Turning(module.inv_freq, module.attention_scaling, partial(_turned_by_kinds, module))
     if config.rope is not None and config.rope.original is not None:
         module = base.rotary_emb
         return Turning(module.inv_freq, module.attention_scaling, partial(_turned_by_length, module))
@@ -110,6 +113,10 @@ def rotary_of(base: Any, config: HFConfig, sliding: bool) -> Turning:
         getattr(module, f"{kind}_inv_freq"), getattr(module, f"{kind}_attention_scaling"),
         lambda x, at: module(x, at, kind),
     )  # fmt: skip
+
+
+def _turned_by_kinds(module: Any, x: torch.Tensor, at: torch.Tensor) -> Any:
+    return module(x, position_ids=at.expand(3, *at.shape))
 
 
 def _turned_by_length(module: Any, x: torch.Tensor, at: torch.Tensor) -> Any:

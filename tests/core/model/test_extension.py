@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from smtrain.core.errors import ConfigError, SmtrainError
@@ -14,6 +15,7 @@ from smtrain.core.model.hf_config import explicit, for_everyone, normalise
 from smtrain.core.model.text_part import text_part
 from smtrain.core.model.transformers_build import check_model, rotary_of
 from tests.core.model.generations import FAMILIES, SIZES, spelled
+from tests.worker.engine.cases import CONFIGS
 
 LLAMA: dict[str, Any] = {**SIZES, "model_type": "llama", "rope_theta": 10000.0, "max_position_embeddings": 64}
 YARN = {"rope_type": "yarn", "factor": 4.0}
@@ -118,3 +120,22 @@ def test_a_plan_says_what_is_changed() -> None:
 def test_a_setting_that_is_no_number_is_refused() -> None:
     with pytest.raises(SmtrainError):
         extended(LLAMA, {**YARN, "attention_factor": -1.0}, 100)
+
+
+@pytest.mark.skipif("qwen3_5" not in CONFIGS, reason="transformers 4 lacks the family")
+def test_positions_of_three_kinds_are_given_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers 5.17 takes no others; earlier and later versions make three of one (Qwen3.5)."""
+    config = CONFIGS["qwen3_5"]
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**for_everyone(config)))
+    module, seen = model.model.rotary_emb, list[torch.Size]()
+    forward = type(module).forward
+
+    def watched(self: Any, x: torch.Tensor, position_ids: torch.Tensor) -> Any:
+        seen.append(position_ids.shape)
+        return forward(self, x, position_ids)
+
+    monkeypatch.setattr(type(module), "forward", watched)
+    at = torch.arange(6)[None]
+    cosines, _ = rotary_of(model.model, normalise(config), False).turn(torch.empty(1, 6, 1), at.float())
+    assert seen == [(3, 1, 6)]
+    assert cosines.shape[:2] == (1, 6)
