@@ -73,7 +73,7 @@ def software(found: Gathered) -> None:
     if lacking and versions["torch"] is not None:
         found.add(
             "packages", "warning", f"not installed: {', '.join(lacking)}, which the stages before and after use",
-            f"run `{install('train')}`",
+            f"run `{install('train', ' '.join(lacking))}`",
         )  # fmt: skip
     _together(found, versions["torch"], versions["torch-neuronx"])
 

@@ -27,6 +27,8 @@ MINUTES = 10.0
 """Most time, unless --minutes says another."""
 LEAST = 4.0
 """Seconds below which no other process is begun: one imports torch and transformers first."""
+PATIENCE = 30.0
+"""Seconds that a part needs at most, unless it hangs, on a slow machine."""
 SHARE, _SHARES = 0.5, {"compile": 0.2}
 """The part of the whole time that one part may take."""
 _MEASURED = 30  # a measurement of speed takes this part of the whole time
@@ -209,12 +211,10 @@ class _Runner:
                     elif over:
                         self._ended(task, part, "ended", took, reason=self._why(task, process))
                         return
-                    elif took > limit and limit < own:
-                        self._ended(task, part, "skipped", took, reason=f"{_LATE} before it was done; {_MORE}")
-                        return
                     elif took > limit:
-                        reason = f"it was not done after {took:.0f} s, and was ended"
-                        self._ended(task, part, "hung", took, reason=reason)
+                        hung, late = f"it was not done after {took:.0f} s, and was ended", f"{_LATE} before it was done"
+                        state = late_as(limit, own)
+                        self._ended(task, part, state, took, reason=hung if state == "hung" else f"{late}; {_MORE}")
                         return
                     else:
                         time.sleep(0.05)
@@ -242,6 +242,11 @@ class _Runner:
                 with contextlib.suppress(OSError, ValueError):
                     os.kill(int(file.read_text()), signal.SIGKILL)
         end(process)
+
+
+def late_as(limit: float, own: float) -> State:
+    """The state of a part that took longer than `limit` seconds, by its share of the command's minutes, `own`."""
+    return "skipped" if limit < own or own < PATIENCE else "hung"
 
 
 def _row(record: Path, part: str) -> dict[str, Any] | None:

@@ -191,6 +191,17 @@ def packages(monkeypatch: pytest.MonkeyPatch, folder: Path, **versions: str) -> 
     return found
 
 
+def test_a_checkout_that_is_not_installed_is_told_which_packages_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The packages of an extra are then unknown; the remedy was `pip install`, without any."""
+    monkeypatch.setattr("smtrain.core.extras._packages", lambda extra: [])
+    monkeypatch.setattr(software, "_least", lambda: {"torch": "2.9", "gigatoken": "0.10"})
+    real = software._version
+    monkeypatch.setattr(software, "_version", lambda name: None if name == "gigatoken" else real(name))
+    software.software(found := Gathered())
+    (line,) = (one for one in told(found, "warning") if "gigatoken" in one)
+    assert "run `pip install gigatoken`" in line
+
+
 def test_versions_that_do_not_go_together(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found = packages(monkeypatch, tmp_path, torch="2.13.0", torch_neuronx="2.14.3.0")
     (line,) = told(found, "fault")

@@ -128,6 +128,7 @@ def test_parts_that_crash_hang_or_fail_end_alone(
     monkeypatch.setattr(training, "_MEASURED", 120)
     monkeypatch.setitem(training._SHARES, "speed", 0.05)
     monkeypatch.setattr(training, "LEAST", 1.0)
+    monkeypatch.setattr(training, "PATIENCE", 1.0)
     file = tmp_path / "out.json"
     words = ["--minutes", "4", "--model", str(model), "--json", str(file)]
     done = typed("doctor", "--train", *words, CXX="no-compiler")
@@ -381,3 +382,12 @@ def test_the_prediction_is_that_of_the_chip_if_the_planner_knows_it() -> None:
         assert other.peak_flops is None
         assert other.machine == "this machine by its measured 50 TFLOP/s"
     assert predicted(large, "bf16", view("NVIDIA L40S", 44), 1, measured).machine.startswith("g6e")
+
+
+@pytest.mark.parametrize(
+    ("limit", "own", "state"),
+    [(60.0, 60.0, "hung"), (20.0, 60.0, "skipped"), (6.0, 6.0, "skipped")],
+)
+def test_a_part_hangs_only_if_it_had_its_time(limit: float, own: float, state: str) -> None:
+    """With few minutes a compilation had 6 seconds, and the report told the user to switch it off."""
+    assert training.late_as(limit, own) == state
