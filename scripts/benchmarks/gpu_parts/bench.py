@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from scripts.benchmarks.gpu_parts.driver import RESULT
-from scripts.benchmarks.gpu_parts.shapes import bytes_of, described, lengthened
+from scripts.benchmarks.gpu_parts.shapes import bytes_of, described, layered, lengthened
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Bench:
         """A model's config.json, with as many layers as fit: `width` is the bytes for each parameter."""
         config = described(name, self.toy)
         while not self.toy and config["num_hidden_layers"] > 1 and bytes_of(config, width) > 0.85 * self.gib * 2**30:
-            config["num_hidden_layers"] //= 2
+            config = layered(config, config["num_hidden_layers"] // 2)
             self.layers[name] = config["num_hidden_layers"]
         return config
 

@@ -67,6 +67,7 @@ def planned(work: Line, device: Line, toy: bool) -> Line:
     """The planner's tokens per second with their 90 % interval, and its peak of tensors in GiB."""
     from smtrain.client.planner.calibration import half_width, nearest, spread_of
     from smtrain.client.planner.machines import GIB, Mesh, Work
+    from smtrain.client.planner.measured import is_measured, nearest_measured, width_on_gpus
     from smtrain.client.planner.memory import core_memory
     from smtrain.client.planner.throughput import step_time
     from smtrain.core.model.families import ModelShape
@@ -74,11 +75,18 @@ def planned(work: Line, device: Line, toy: bool) -> Line:
 
     shape = ModelShape.from_config(described(work["model"], toy, work.get("layers")))
     lora = Lora(16, 32.0, 0.0, targets_of(shape, (ALL_LINEAR,))) if work.get("lora") else None
-    task = Work(shape, work["S"], work["B"], "bf16", apart=bool(work.get("apart")), lora=lora)
+    task = Work(
+        shape, work["S"], work["B"], "bf16", apart=bool(work.get("apart")), varlen=True, lora=lora,
+        compiled=bool(work.get("compiled")), deterministic=bool(work.get("deterministic")),
+        document=work.get("attended"),
+    )  # fmt: skip
     mesh = Mesh(1, 1, 1, work["mb"], work.get("recompute", "none"))
     machine = _machine(device["device"], device["gib"], device["tflops"]["8192^3"])
     rate = task.global_batch * task.seq_len / step_time(task, machine, mesh).total
-    wide = half_width(spread_of(machine, experts=shape.experts is not None), nearest(task, machine, mesh))
+    if is_measured(machine):
+        wide = width_on_gpus(task, machine, nearest_measured(task, mesh)[1])
+    else:
+        wide = half_width(spread_of(machine, experts=shape.experts is not None), nearest(task, machine, mesh))
     memory = core_memory(task, machine, mesh, 0)
     gib = (memory.total - memory.runtime) / GIB  # an allocator does not count the runtime
     return {
@@ -96,7 +104,7 @@ def completed(line: Line, device: Line | None, toy: bool) -> Line:
     peak = sheet_peak(device["device"])
     if peak is not None:
         more["mfu"] = round(flops / peak, 4)
-    if line["role"] == "ours":
+    if "compiled" in line:
         try:
             plan = planned(line, device, toy)
         except ImportError as error:

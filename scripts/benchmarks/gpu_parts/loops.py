@@ -25,6 +25,10 @@ Pending = Callable[[], float]
 MOST = 12  # timed steps
 
 
+VARIANTS = ("deterministic", "uncompiled")
+"""Settings other than the defaults on a GPU."""
+
+
 def settings(variant: str = "") -> dict[str, Any]:
     """compile and deterministic: the defaults on a GPU, or a variant of them."""
     return {"compile": variant != "uncompiled", "deterministic": variant == "deterministic"}

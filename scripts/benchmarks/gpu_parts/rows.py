@@ -16,6 +16,7 @@ from scripts.benchmarks.gpu_parts import peers
 from scripts.benchmarks.gpu_parts.bench import Bench
 from scripts.benchmarks.gpu_parts.loops import (
     LR,
+    VARIANTS,
     PeerLoop,
     Pending,
     adapters,
@@ -24,6 +25,7 @@ from scripts.benchmarks.gpu_parts.loops import (
     engine,
     free,
     measure,
+    settings,
     synchronize,
 )
 from scripts.benchmarks.gpu_parts.profiling import profile
@@ -49,6 +51,8 @@ def row(
         torch._dynamo.reset()
         bench.compiled = work["mb"], work["S"]
     facts = {"row": name, "system": system, "role": role, **work, "layers": bench.layers.get(work["model"])}
+    if system.startswith("smtrain"):
+        facts |= settings_of(system)
     try:
         figures = measure(bench, begin, seconds, losses)
     except torch.OutOfMemoryError as error:
@@ -62,6 +66,12 @@ def row(
     bench.fresh = False
     rate = work["B"] * work["S"] / figures["step_ms"] * 1e3
     bench.emit(**facts, tokens_per_s=round(rate), **figures)
+
+
+def settings_of(system: str) -> dict[str, bool]:
+    """The settings of a system of ours, whose name ends with its variant."""
+    made = settings(next((variant for variant in VARIANTS if variant in system), ""))
+    return {"compiled": made["compile"], "deterministic": made["deterministic"]}
 
 
 def micro_batches(bench: Bench) -> tuple[int, ...]:
@@ -151,6 +161,15 @@ def packed(bench: Bench, variant: str = "") -> None:
             profile(bench, "packed", "smtrain", partial(begin_ours, made, ids[:1], labels[:1], segments[:1]))
 
 
+def shape(bench: Bench, name: str, mb: str) -> None:
+    """A model that no peer trains here, for the planner."""
+    config, S = bench.model(name), bench.length(4096)
+    made = engine(bench, config, int(mb))
+    ids, labels = batch(config, ROWS, S)
+    work = {"model": name, "S": S, "B": ROWS, "mb": int(mb)}
+    row(bench, f"{name} 4096", "smtrain", "ours", work, partial(begin_ours, made, ids, labels), 3)
+
+
 def experts(bench: Bench) -> None:
     config, S = bench.model("experts"), bench.length(4096)
     made = engine(bench, config, 2)
@@ -191,6 +210,8 @@ def _long(bench: Bench, config: dict[str, Any], system: str, role: str, begin: C
         ids, labels = batch(config, 1, S)
         work = {"model": "1b", "S": S, "B": 1, "mb": 1, "recompute": "full"}
         row(bench, f"long {length}", system, role, work, partial(begin, ids, labels), 6, 2)
+        if length == LONG[0]:
+            profile(bench, "long", system, partial(begin, ids, labels))
 
 
 def lora(bench: Bench) -> None:
@@ -211,6 +232,7 @@ def _lora(bench: Bench, config: dict[str, Any], system: str, role: str, begin: C
     ids, labels = batch(config, 4, S)
     work = {"model": "8b", "S": S, "B": 4, "mb": 2, "lora": True}
     row(bench, "lora 4096", system, role, work, partial(begin, ids, labels), 6)
+    profile(bench, "lora", system, partial(begin, ids[:2], labels[:2]))
 
 
 def seven(bench: Bench) -> None:

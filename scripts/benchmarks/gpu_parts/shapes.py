@@ -32,6 +32,25 @@ MODELS: dict[str, dict[str, Any]] = {
     "head": llama(2048, 1, 64, 8),  # nearly nothing but embedding and head
     "8b": llama(4096, 32, 14336, 8, tied=False),  # Llama 3.1 8B
     "7b": llama(4096, 32, 11008, 32, vocab=32000, tied=False),  # Llama 2 7B
+    "3b": {**llama(3072, 28, 8192, 8), "num_attention_heads": 24, "head_dim": 128},  # Llama 3.2 3B
+    "0.6b": {
+        **COMMON, "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_size": 1024,
+        "num_hidden_layers": 28, "intermediate_size": 3072, "num_attention_heads": 16, "num_key_value_heads": 8,
+        "head_dim": 128, "vocab_size": 151936, "tie_word_embeddings": True, "max_position_embeddings": 40960,
+        "rms_norm_eps": 1e-6, "rope_theta": 1000000.0,
+    },
+    "gemma": {
+        **COMMON, "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "hidden_size": 1152,
+        "num_hidden_layers": 26, "intermediate_size": 6912, "num_attention_heads": 4, "num_key_value_heads": 1,
+        "head_dim": 256, "vocab_size": 262144, "tie_word_embeddings": True, "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0, "sliding_window": 512,
+        "query_pre_attn_scalar": 256, "hidden_activation": "gelu_pytorch_tanh", "pad_token_id": 0,
+        "layer_types": [("sliding_attention", "full_attention")[at % 6 == 5] for at in range(26)],
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 1000000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    },
     "experts": {
         **COMMON, "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 2048,
         "num_hidden_layers": 8, "intermediate_size": 6144, "moe_intermediate_size": 512, "num_experts": 64,
@@ -54,9 +73,13 @@ def described(name: str, toy: bool, layers: int | None = None) -> dict[str, Any]
     if toy:
         config |= TOY | (TOY_EXPERTS if "num_experts" in config else {})
         config["intermediate_size"] = min(config["intermediate_size"], MODELS[name]["intermediate_size"])
-    if layers is not None:
-        config["num_hidden_layers"] = layers
-    return config
+    return layered(config, layers or config["num_hidden_layers"])
+
+
+def layered(config: dict[str, Any], layers: int) -> dict[str, Any]:
+    """A model's config.json with so many layers."""
+    kinds = {"layer_types": config["layer_types"][:layers]} if "layer_types" in config else {}
+    return {**config, "num_hidden_layers": layers, **kinds}
 
 
 def lengthened(tokens: int, toy: bool) -> int:
