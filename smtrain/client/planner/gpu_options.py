@@ -31,8 +31,6 @@ class GpuOptions:
     """The two options of a plan, and what each value costs."""
 
     compile: bool
-    compile_measured: bool
-    """False for mixtures of experts, which compile only if the config says so."""
     compile_earns_from: int | None
     """The number of steps from which compiling saves more than it takes; None: never."""
     compiled: RunPrice
@@ -58,7 +56,6 @@ class GpuOptions:
 
         return cls(
             compile=work.compiled,
-            compile_measured=work.shape.experts is None,
             compile_earns_from=earns_from(work, machine, mesh),
             compiled=run(replace(work, compiled=True)),
             uncompiled=run(replace(work, compiled=False)),
@@ -71,8 +68,6 @@ class GpuOptions:
         """The options as two lines of a plan."""
         now, other = (self.compiled, self.uncompiled) if self.compile else (self.uncompiled, self.compiled)
         pays = "never pays" if self.compile_earns_from is None else f"pays from {self.compile_earns_from:,} steps on"
-        if not self.compile_measured:
-            pays += ", not measured with experts: train.compile: true tries it"
         value, without = ("on", "without") if self.compile else ("off", "with it")
         each = [("not deterministic", self.other_bits), ("deterministic", self.same_bits)]
         bits = "; ".join(f"{name}: {run}" for name, run in (reversed(each) if self.deterministic else each))

@@ -102,9 +102,9 @@ class Kernels:
             rows = (work.capacity or 1.0) * shape.experts.chosen
             bytes_ += rows * (each["chosen"] * shape.hidden + each["inner"] * shape.experts.width / mesh.tp)
         if work.lora is not None:
-            adapted = facts["passes"]
+            adapted = facts["passes"][f"{form}_adapter"]
             for n, k in _adapted(shape, work.lora, mesh.tp):
-                bytes_ += adapted["adapter_output"] * n + adapted["adapter_input"] * k
+                bytes_ += adapted["output"] * n + adapted["input"] * k
         summed = facts["update"]["gradient"] * (0 if work.lora else cut(shape, mesh.tp, mesh.ep).layer)
         return float(bytes_ * tokens / self.elementwise + summed / self.copies)
 

@@ -14,11 +14,10 @@ from smtrain.core.model.families import ModelShape
 from smtrain.core.model.lora import Lora, linears
 
 # Half-widths in log of the 90 % interval for what has not been measured in whole steps. Assumptions.
-_PRESENT = 0.08  # the kernels that the engine has got since, such as the loss in pieces
 _OTHER_CHIP = 0.3  # H100: published runs of llm-foundry and torchtitan are 1.07 to 1.45 times slower than its plans
 _SEVERAL = 0.15  # messages between GPUs, fitted to other libraries' runs
-_DOCUMENTS = 0.15  # rows of documents, whose lengths are mostly assumed
-_EXPERTS = 0.3  # on one GPU; between several all-to-alls decide, whose published speeds differ by 2.3 times
+_DOCUMENTS = 0.15  # rows of documents of mostly assumed lengths; if only half has labels, a step is 5 to 11 % faster
+_EXPERTS = 0.15  # on one GPU, by one model; all-to-alls between several have published speeds that differ by 2.3 times
 _FARTHEST = 4.0  # doublings from the nearest run, beyond which the interval grows no more: each kernel has its own term
 
 
@@ -48,13 +47,14 @@ class MeasuredRun:
             model=row["model"],
             work=Work(
                 shape, row["seq_len"], row["rows"], lora=lora, compiled=row.get("compiled", False),
-                deterministic=row.get("deterministic", False), loss=row.get("loss", "whole"),
+                deterministic=row.get("deterministic", False), loss=row.get("loss", ""),
+                apart="document" in row, document=row.get("document"), varlen="loss" not in row,
             ),
             machine=replace(Machine.of("ml.p5e.48xlarge", 1), cores=1),
             mesh=Mesh(1, 1, 1, row["micro_batch"], row.get("recompute", "none")),
             tokens_per_s=row["tokens_per_s"],
             gib=row.get("gib"),
-            more_s=row["more_ms"] / 1000,
+            more_s=row.get("more_ms", 0.0) / 1000,
         )  # fmt: skip
 
     @property
@@ -98,7 +98,6 @@ def width_on_gpus(work: Work, machine: Machine, distance: float) -> float:
     experts = 2.13 * table("throughput_gpu")["experts"]["residual"] if machine.world > 1 else _EXPERTS
     parts = [
         2.13 * spread * sqrt(1 + min(distance, _FARTHEST) ** 2),
-        _PRESENT,
         _OTHER_CHIP * (not is_measured(machine)),
         _SEVERAL * (machine.world > 1),
         _DOCUMENTS * work.masked,
@@ -130,7 +129,5 @@ def basis(work: Work, machine: Machine) -> list[str]:
     if work.apart:
         length = f"{work.document:,.0f}" if work.document else f"{DOCUMENT:,}, an assumption,"
         lacks.append(f"rows of documents or samples apart, taken to have {length} tokens each")
-    if work.shape.experts is not None:
-        lacks.append("experts in the present engine")
     but = f"; not measured: {'; '.join(lacks)}" if lacks else ""
     return [f"speed: from engine native's kernels on one H200 ({table('gpu_kernels')['date']}){but}"]

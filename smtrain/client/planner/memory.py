@@ -240,6 +240,11 @@ def _norm_bytes(work: Work) -> float:
     return 8 if work.shape.rules.wide_norms else 4 + work.width
 
 
+def _norm_input(work: Work) -> int:
+    """Bytes of these that are its input; a frozen norm saves no more."""
+    return work.width if work.compiled else 4
+
+
 KEPT_BY = {"gelu_new": 4, "gelu_fast": 7, "gelu_python": 3, "quick_gelu": 2, "relu": 0, "tanh": 0, "sigmoid": 0}
 """Tensors that an activation saves for its backward pass, other than its output; any other saves its input only.
 
@@ -303,7 +308,7 @@ def _saved_by_adapters(work: Work, mesh: Mesh, lora: Lora) -> float:
     h = part if work.gathers_again else h
     q, kv = shape.heads * shape.head_dim / mesh.tp, held.kv_heads * shape.head_dim
     neox = shape.plain
-    inner = _inner_vectors(replace(work, compiled=False)) - 1  # compiled adapters were not measured
+    inner = _inner_vectors(work) - 1
     entry = {"query_key_value"} if neox else {"q_proj", "k_proj", "v_proj", "qkv_proj"}
     up, down = ({"dense_h_to_4h"}, "dense_4h_to_h") if neox else ({"gate_proj", "up_proj", "gate_up_proj"}, "down_proj")
     targets = {*lora.of_linears}
@@ -314,7 +319,7 @@ def _saved_by_adapters(work: Work, mesh: Mesh, lora: Lora) -> float:
         if shape.experts is None
         else _saved_by_mlp(work, mesh) + _saved_by_expert_factors(work, mesh, lora)
     )
-    kept += w * (part + inner * i) if neox else len(shape.rules.block_norms) * 4 * part + behind
+    kept += w * (part + inner * i) if neox else len(shape.rules.block_norms) * _norm_input(work) * part + behind
     if mesh.recompute == "selective" and not work.gathers_again:  # engine native saves only the input of attention
         return kept + w * h
     if shape.delta is not None:
@@ -326,7 +331,7 @@ def _saved_by_adapters(work: Work, mesh: Mesh, lora: Lora) -> float:
     if neox:
         return kept + w * 6 * q
     kept += w * (4 * q if _repeats(work, mesh) else 2 * q + 2 * kv)
-    kept += 4 * (q + kv) if shape.qk_norm else 0.0
+    kept += _norm_input(work) * (q + kv) if shape.qk_norm else 0.0
     return kept + _kept_values(shape, w, kv)
 
 
@@ -374,7 +379,7 @@ def _moments(work: Work, machine: Machine, mesh: Mesh, stage: int) -> list[Peak]
     each = layers * w * part if full else sum(n * saved[kind] for kind, n in kinds.items())
     if work.lora and not full:
         each += w * trained_numbers(work, mesh, stage) if w == 2 else 0.0  # the factors in half precision
-        each -= (w if shape.plain else 4) * part if stage == 0 else 0.0  # nothing trained before the first norm
+        each -= (w if shape.plain else _norm_input(work)) * part if stage == 0 else 0.0  # nothing trained before it
     # A stage keeps what it sent, and what it received unless a norm saved that tensor (in fp32).
     each += w * part * ((stage > 0 and w == 2) + (not last))
     kept = in_flight * each
@@ -391,9 +396,12 @@ def _moments(work: Work, machine: Machine, mesh: Mesh, stage: int) -> list[Peak]
             widest = max(shape.hidden, 2 * shape.experts.width / mesh.tp)
             biggest = 4.0 * work.lora.rank * widest * shape.experts.count / mesh.ep
     gradients = biggest or w * shape.intermediate / mesh.tp * shape.hidden
+    # Of a layer that is computed again in compiled code, the input of the last linear is gone by then: by the peaks of
+    # two runs on an H200 (gpu_kernels.toml: h06, h07).
+    vectors = 1 if full and work.compiled else 2
     moments = [
         # Backward pass of a layer's MLP: gradients of its output and of two inner vectors.
-        (kept + again, 0.0, gradients + w * (whole + 2 * inner)),
+        (kept + again, 0.0, gradients + w * (whole + vectors * inner)),
     ]
     if any(kind.shape.experts is not None for kind in kinds):
         moments += [(kept + again - gone, 0.0, passing) for gone, passing in _expert_moments(work, mesh, tokens)]
@@ -437,7 +445,8 @@ def _loss_moments(
     """
     shape, w, held = work.shape, work.width, cut(work.shape, mesh.tp)
     cuda = machine.accelerated and not machine.neuron
-    rows = min(tokens, loss_rows(tokens, shape.hidden, held.vocab))
+    device = "cuda" if cuda else "neuron" if machine.neuron else "cpu"
+    rows = min(tokens, loss_rows(tokens, shape.hidden, held.vocab, device))
     each = 10.0 if w == 2 and mesh.tp == 1 and not cuda else 8.0
     if shape.capped:
         each = max(each, 8.0 + w)

@@ -24,4 +24,4 @@ def for_machines(config: JobConfig) -> JobConfig:
     except ConfigError:  # a model or machine that no plan knows
         return settled(config, "gpu")
     gain = COMPILE_GAIN if kernels_of(replace(machine, count=1)) is None else slow / fast
-    return settled(config, "gpu", slow, experts=shape.experts is not None, gain=gain)
+    return settled(config, "gpu", slow, gain=gain)

@@ -64,7 +64,7 @@ def work_of(
     return replace(
         work,
         fused_attention=fused,
-        compiled=compiles(train, kind, experts=shape.experts is not None),
+        compiled=compiles(train, kind),
         deterministic=kind == "gpu" and is_deterministic(train, kind),
         document=mean_document(config),
     ), recompute

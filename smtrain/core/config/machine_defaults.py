@@ -1,6 +1,6 @@
 """Defaults of section train that the kind of machine decides: compilation and deterministic kernels.
 
-Measured on one H200 with torch 2.11 on 2026-11-26; docs/decisions/0015-compile-and-bits.md has the figures.
+Measured on H200s with torch 2.11 on 2026-11-26 and 27; docs/decisions/0015-compile-and-bits.md has the figures.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from smtrain.core.targets import TARGETS
 Kind = Literal["gpu", "neuron", "cpu"]
 
 COMPILE_SECONDS = 10.0
-"""Seconds that the first step takes longer with compilation (8 to 10 measured)."""
+"""Seconds that the first step takes longer with compilation (7 to 14 measured)."""
 COMPILE_GAIN = 1.16
 """Time of a step without compilation divided by that with it: the least of the measured 1.16 to 1.25."""
 _STEP_SECONDS = 0.5  # of a step whose time no plan knows: micro-batches of 4 x 4,096 tokens of a 1B model took 0.4
@@ -32,17 +32,14 @@ def kind_of(config: JobConfig) -> Kind:
     return "neuron" if is_neuron(named) else "gpu" if is_gpu(named) else "cpu"
 
 
-def compiles(
-    train: Train, kind: Kind, step_s: float | None = None, *, experts: bool = False, gain: float = COMPILE_GAIN
-) -> bool:
+def compiles(train: Train, kind: Kind, step_s: float | None = None, *, gain: float = COMPILE_GAIN) -> bool:
     """Whether layers and loss are compiled: `train.compile`, else whether the run earns the seconds that it takes.
 
     `step_s` is the time of a step without compilation, None: not known. With compilation it is divided by `gain`.
-    Mixtures of experts have not been measured.
     """
     if train.compile is not None:
         return train.compile
-    if kind != "gpu" or train.engine == "nxd" or experts:
+    if kind != "gpu" or train.engine == "nxd":
         return False
     seconds = train.steps * (_STEP_SECONDS if step_s is None else step_s)
     return seconds * (1 - 1 / gain) > COMPILE_SECONDS
@@ -53,14 +50,12 @@ def is_deterministic(train: Train, kind: Kind) -> bool:
     return kind != "gpu" if train.deterministic is None else train.deterministic
 
 
-def settled(
-    config: JobConfig, kind: Kind, step_s: float | None = None, *, experts: bool = False, gain: float = COMPILE_GAIN
-) -> JobConfig:
+def settled(config: JobConfig, kind: Kind, step_s: float | None = None, *, gain: float = COMPILE_GAIN) -> JobConfig:
     """The config with both keys decided. On CPUs and Neuron cores a key that was left out stays None."""
     if kind != "gpu":
         return config
     values = {
-        "compile": compiles(config.train, kind, step_s, experts=experts, gain=gain),
+        "compile": compiles(config.train, kind, step_s, gain=gain),
         "deterministic": is_deterministic(config.train, kind),
     }
     return config.model_copy(update={"train": config.train.model_copy(update=values)})

@@ -60,7 +60,7 @@ def start(config: JobConfig, container: Container) -> None:
     whole = read_object(container.channel("model") / "config.json")
     given, described = text_part(whole), text_part(config.extended(whole))
     shape = ModelShape.from_config(described)
-    config = _settled(config, shape)
+    config = _settled(config)
     data = container.channel("data")
     manifest = DatasetManifest.load(data)
     manifest.check_objective(data, config.train.objective)
@@ -121,11 +121,11 @@ def start(config: JobConfig, container: Container) -> None:
     stall.close()
 
 
-def _settled(config: JobConfig, shape: ModelShape) -> JobConfig:
+def _settled(config: JobConfig) -> JobConfig:
     """Decide by the device what no client has decided, as for a config that was handed to the job directly."""
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     gpu = config.train.engine == "native" and accelerator is not None and accelerator.type == "cuda"
-    return settled(config, "gpu", experts=shape.experts is not None) if gpu else config
+    return settled(config, "gpu") if gpu else config
 
 
 def _choose(config: JobConfig, line: Lineage, records: EngineRecords, gather: Gather) -> ResumeChoice:

@@ -12,28 +12,26 @@ from smtrain.core.config.training import Train
 
 
 @pytest.mark.parametrize(
-    ("train", "kind", "step_s", "experts", "wanted"),
+    ("train", "kind", "step_s", "wanted"),
     [
-        ({"steps": 1000}, "gpu", 0.7, False, True),
-        ({"steps": 100}, "gpu", 0.7, False, False),
-        ({"steps": 104}, "gpu", 0.7, False, True),
-        ({"steps": 10}, "gpu", 30.0, False, True),
-        ({"steps": 144}, "gpu", None, False, False),
-        ({"steps": 146}, "gpu", None, False, True),
-        ({"steps": 1000}, "gpu", 0.7, True, False),
-        ({"steps": 1000, "compile": True}, "gpu", 0.7, True, True),
-        ({"steps": 1, "compile": True}, "gpu", 0.7, False, True),
-        ({"steps": 1000, "compile": False}, "gpu", 0.7, False, False),
-        ({"steps": 1000, "engine": "nxd"}, "gpu", 0.7, False, False),
-        ({"steps": 1000}, "cpu", 0.7, False, False),
-        ({"steps": 1000}, "neuron", 0.7, False, False),
-        ({"steps": 1000, "compile": True}, "neuron", 0.7, False, True),
+        ({"steps": 1000}, "gpu", 0.7, True),
+        ({"steps": 100}, "gpu", 0.7, False),
+        ({"steps": 104}, "gpu", 0.7, True),
+        ({"steps": 10}, "gpu", 30.0, True),
+        ({"steps": 144}, "gpu", None, False),
+        ({"steps": 146}, "gpu", None, True),
+        ({"steps": 1, "compile": True}, "gpu", 0.7, True),
+        ({"steps": 1000, "compile": False}, "gpu", 0.7, False),
+        ({"steps": 1000, "engine": "nxd"}, "gpu", 0.7, False),
+        ({"steps": 1000}, "cpu", 0.7, False),
+        ({"steps": 1000}, "neuron", 0.7, False),
+        ({"steps": 1000, "compile": True}, "neuron", 0.7, True),
     ],
 )
 def test_a_run_on_gpus_compiles_if_it_earns_the_seconds(
-    train: dict[str, Any], kind: Any, step_s: float | None, experts: bool, wanted: bool
+    train: dict[str, Any], kind: Any, step_s: float | None, wanted: bool
 ) -> None:
-    assert compiles(Train(**train), kind, step_s, experts=experts) is wanted
+    assert compiles(Train(**train), kind, step_s) is wanted
 
 
 @pytest.mark.parametrize(
