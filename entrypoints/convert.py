@@ -11,7 +11,7 @@ from smtrain.worker.train.entry import main
 
 
 def stage(config: JobConfig, container: Container) -> None:
-    from smtrain.core.model.families import ModelShape
+    from smtrain.core.model.shape import ModelShape
     from smtrain.worker.checkpoint.convert import convert
     from smtrain.worker.checkpoint.huggingface.folder import read_config
     from smtrain.worker.checkpoint.huggingface.writer import write_hf

@@ -211,7 +211,7 @@ def write_model(folder: Path, sizes: dict[str, int]) -> None:
     """A Hugging Face folder with random weights, a block in memory at a time."""
     import torch
 
-    from smtrain.core.model.families import ModelShape
+    from smtrain.core.model.shape import ModelShape
     from smtrain.worker.checkpoint.dtypes import BF16
     from smtrain.worker.checkpoint.huggingface import safetensors
     from smtrain.worker.checkpoint.tensor_files import Tensor
@@ -240,7 +240,7 @@ def write_adapter(folder: Path, model: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
-    from smtrain.core.model.families import ModelShape
+    from smtrain.core.model.shape import ModelShape
 
     linear = [s for s in ModelShape.from_config(json.loads((model / "config.json").read_text())).specs
               if s.name.endswith("_proj.weight")]  # fmt: skip

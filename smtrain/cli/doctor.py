@@ -68,7 +68,7 @@ def doctor(
 def _described(model: str) -> dict[str, object]:
     """The config.json of a model's folder. Raises `ConfigError` if it is none that the native engine trains."""
     from smtrain.core.errors import first_line
-    from smtrain.core.model.families import ModelShape
+    from smtrain.core.model.shape import ModelShape
     from smtrain.core.model.text_part import text_part
 
     if not model.strip():

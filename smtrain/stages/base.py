@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from smtrain.core.config import JobConfig
-from smtrain.core.model.families import ModelShape
 from smtrain.core.model.footprint import PROCESS, width
+from smtrain.core.model.shape import ModelShape
 
 CHECKPOINT_PATH = "/opt/ml/checkpoints"
 START_S = 300.0

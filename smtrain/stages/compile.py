@@ -7,7 +7,7 @@ from typing import Any
 
 from smtrain.core.config import JobConfig
 from smtrain.core.config.schema import TRACED_STEPS
-from smtrain.core.model.families import ModelShape
+from smtrain.core.model.shape import ModelShape
 from smtrain.core.targets import TARGETS
 from smtrain.stages.base import Inputs, JobStage, StageNeed
 from smtrain.stages.train import data_of, train_keys

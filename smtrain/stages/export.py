@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from smtrain.core.config import JobConfig
-from smtrain.core.model.families import ModelShape
+from smtrain.core.model.shape import ModelShape
 from smtrain.stages.base import (
     Inputs,
     JobStage,

@@ -7,7 +7,7 @@ from typing import Any
 
 from smtrain.core.config import JobConfig
 from smtrain.core.errors import ConfigError
-from smtrain.core.model.families import ModelShape
+from smtrain.core.model.shape import ModelShape
 from smtrain.core.protocol.uris import HUBS
 from smtrain.stages.base import Inputs, JobStage, StageNeed, conversion_need, selected, with_weights
 

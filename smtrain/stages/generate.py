@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from smtrain.core.config import JobConfig
-from smtrain.core.model.families import ModelShape
 from smtrain.core.model.footprint import PROCESS, cache_of_shape, width
+from smtrain.core.model.shape import ModelShape
 from smtrain.stages.base import (
     Inputs,
     JobStage,

@@ -9,8 +9,8 @@ from smtrain.core.config import JobConfig
 from smtrain.core.config.data import Data
 from smtrain.core.config.schema import other_inputs, text_channels
 from smtrain.core.errors import ConfigError
-from smtrain.core.model.families import ModelShape
 from smtrain.core.model.footprint import GIB, PROCESS
+from smtrain.core.model.shape import ModelShape
 from smtrain.stages.base import (
     CHECKPOINT_PATH,
     START_S,

@@ -27,7 +27,7 @@ _CONFIG: dict[str, Any] = {
 
 def _original(folder: Path) -> Path:
     """A model with random weights."""
-    from smtrain.core.model.families import ModelShape
+    from smtrain.core.model.shape import ModelShape
 
     if not folder.exists():
         folder.mkdir(parents=True)

@@ -42,7 +42,7 @@ def model(folder: Path) -> Path:
     from safetensors.numpy import save_file
 
     from smtrain.core.demo.inputs import CHAT_TEMPLATE
-    from smtrain.core.model.families import ModelShape
+    from smtrain.core.model.shape import ModelShape
 
     folder.mkdir()
     tokenizer(folder)

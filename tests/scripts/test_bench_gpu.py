@@ -15,7 +15,7 @@ from scripts.benchmarks import gpu_parts
 from scripts.benchmarks.gpu_parts import figures, shapes
 from scripts.benchmarks.gpu_parts.driver import RESULT, Driver, Line
 from scripts.benchmarks.gpu_parts.parts import PARTS
-from smtrain.core.model.families import ModelShape
+from smtrain.core.model.shape import ModelShape
 from tests import warm
 
 ROOT = Path(gpu_parts.__file__).parents[3]

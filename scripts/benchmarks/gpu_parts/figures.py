@@ -20,7 +20,7 @@ def operations(work: Line, toy: bool) -> float:
     2022, arXiv 2204.02311, appendix B) with half of its attention, since a causal kernel computes only half.
     Recomputation does not count. With LoRA 4 N, because frozen weights have no gradient.
     """
-    from smtrain.core.model.families import ModelShape
+    from smtrain.core.model.shape import ModelShape
 
     shape = ModelShape.from_config(described(work["model"], toy, work.get("layers")))
     products = shape.flops_per_token(0)
@@ -70,8 +70,8 @@ def planned(work: Line, device: Line, toy: bool) -> Line:
     from smtrain.client.planner.measured import is_measured, nearest_measured, width_on_gpus
     from smtrain.client.planner.memory import core_memory
     from smtrain.client.planner.throughput import step_time
-    from smtrain.core.model.families import ModelShape
     from smtrain.core.model.lora import ALL_LINEAR, Lora, targets_of
+    from smtrain.core.model.shape import ModelShape
 
     shape = ModelShape.from_config(described(work["model"], toy, work.get("layers")))
     lora = Lora(16, 32.0, 0.0, targets_of(shape, (ALL_LINEAR,))) if work.get("lora") else None

@@ -13,8 +13,8 @@ from torch import nn
 
 from scripts.benchmarks.gpu_parts.bench import Bench
 from scripts.benchmarks.gpu_parts.weights import DrawnEngine
-from smtrain.core.model.families import ModelShape
 from smtrain.core.model.lora import ALL_LINEAR, Lora, targets_of
+from smtrain.core.model.shape import ModelShape
 from smtrain.worker.engine.base import OptimizerOptions, ParallelOptions, PreferenceOptions
 from smtrain.worker.engine.native import init_distributed
 

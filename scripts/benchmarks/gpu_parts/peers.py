@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from scripts.benchmarks.gpu_parts.bench import Bench
 from scripts.benchmarks.gpu_parts.loops import PeerLoop, adapters
 from scripts.benchmarks.gpu_parts.weights import drawn, fill
-from smtrain.core.model.families import ModelShape
 from smtrain.core.model.lora import AdapterShape
+from smtrain.core.model.shape import ModelShape
 from smtrain.core.model.transformers_build import transformers_config
 from smtrain.worker.engine.initial import RandomFactors
 

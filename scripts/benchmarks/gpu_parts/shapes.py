@@ -89,7 +89,7 @@ def lengthened(tokens: int, toy: bool) -> int:
 
 def bytes_of(config: dict[str, Any], width: float) -> float:
     """Bytes of a model with so many for each parameter."""
-    from smtrain.core.model.families import ModelShape
+    from smtrain.core.model.shape import ModelShape
 
     return width * ModelShape.from_config(config).parameters()
 

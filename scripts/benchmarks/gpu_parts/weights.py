@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from smtrain.core.model.families import ModelShape
+from smtrain.core.model.shape import ModelShape
 from smtrain.worker.engine.initial import RandomWeights
 from smtrain.worker.engine.native import NativeEngine
 

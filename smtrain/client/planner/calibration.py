@@ -18,7 +18,7 @@ from smtrain.client.planner.search import refusals
 from smtrain.client.planner.throughput import DENSE, EXPERTS, MATURE, Coefficients, stand_in, step_time
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts import table
-from smtrain.core.model.families import ModelShape
+from smtrain.core.model.shape import ModelShape
 
 _SPREAD = 0.1  # of log throughput, as the priors weigh against the runs
 # Median of each coefficient and spread of its log before any run is seen, in the order of `Coefficients`. They keep a

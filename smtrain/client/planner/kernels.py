@@ -14,9 +14,9 @@ from typing import Any
 
 from smtrain.client.planner.machines import Machine, Mesh, Work, cut, optimizer_share, trained_numbers
 from smtrain.core.facts import table
-from smtrain.core.model.families import LAYER, ModelShape
 from smtrain.core.model.layout import Layout
 from smtrain.core.model.lora import AdapterShape, Lora
+from smtrain.core.model.shape import LAYER, ModelShape
 
 _FORWARD = 1 / 3  # of the time of products and elementwise kernels, which the backward pass doubles
 

@@ -19,10 +19,10 @@ from smtrain.core.facts.engines import no_gpu_for_fp16
 from smtrain.core.facts.names import instance_meant
 from smtrain.core.facts.trainium2 import Group, pairs_of, torus_chip, torus_sentence, untiled
 from smtrain.core.model.blocks import Role
-from smtrain.core.model.families import LAYER, ModelShape
 from smtrain.core.model.footprint import Precision, width
 from smtrain.core.model.layout import Layout
 from smtrain.core.model.lora import AdapterShape, Lora
+from smtrain.core.model.shape import LAYER, ModelShape
 
 Recompute = Literal["none", "selective", "full"]
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")

@@ -10,8 +10,8 @@ from typing import Any
 from smtrain.client.planner.machines import DOCUMENT, Machine, Mesh, Work, named_shape
 from smtrain.client.planner.throughput import step_time
 from smtrain.core.facts import table
-from smtrain.core.model.families import ModelShape
 from smtrain.core.model.lora import Lora, linears
+from smtrain.core.model.shape import ModelShape
 
 # Half-widths in log of the 90 % interval for what has not been measured in whole steps. Assumptions.
 _OTHER_CHIP = 0.3  # H100: published runs of llm-foundry and torchtitan are 1.07 to 1.45 times slower than its plans

@@ -26,9 +26,11 @@ from smtrain.client.planner.machines import (
     stage_numbers,
     trained_numbers,
 )
-from smtrain.core.model.families import DeltaSizes, ModelShape, Role
+from smtrain.core.model.blocks import Role
 from smtrain.core.model.footprint import CHUNK_SCORES, FLASH_HEAD, QUERIES, SINK_QUERIES, loss_rows
 from smtrain.core.model.lora import A, AdapterShape, Lora
+from smtrain.core.model.shape import ModelShape
+from smtrain.core.model.sizes import DeltaSizes
 
 Peak = tuple[float, float, float]
 """Bytes of activations, of logits and of temporary buffers at one moment of a micro-batch."""

@@ -23,7 +23,7 @@ from smtrain.core.config.training import RopeSection
 from smtrain.core.errors import ConfigError, JobError, reworded
 from smtrain.core.facts import instance, table
 from smtrain.core.facts.engines import engine_of, sagemaker_lack
-from smtrain.core.model.families import ModelShape
+from smtrain.core.model.shape import ModelShape
 from smtrain.core.near import hint
 from smtrain.core.protocol.requests import stage_of
 from smtrain.core.protocol.uris import RUN

@@ -10,8 +10,8 @@ from smtrain.client.planner.machines import named_shape
 from smtrain.core.config import JobConfig, Stage
 from smtrain.core.errors import SmtrainError
 from smtrain.core.facts import instance, table
-from smtrain.core.model.families import ModelShape
 from smtrain.core.model.footprint import GIB
+from smtrain.core.model.shape import ModelShape
 from smtrain.stages import stage_named
 from smtrain.stages.base import StageNeed
 

@@ -31,7 +31,7 @@ from smtrain.client.planner.machines import (
     trained_numbers,
 )
 from smtrain.core.facts import table
-from smtrain.core.model.families import ModelShape
+from smtrain.core.model.shape import ModelShape
 
 # Passes over a layer's matrix products and over its attention scores: forward 1, backward 2, recomputation 1.
 # "selective" repeats only the scores (Korthikanti et al. 2022, arXiv 2205.05198).

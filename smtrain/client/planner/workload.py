@@ -18,9 +18,9 @@ from smtrain.core.facts.names import positions
 from smtrain.core.facts.trainium2 import flash_lack
 from smtrain.core.files import read_object
 from smtrain.core.model.extension import positions_after, remarks_of
-from smtrain.core.model.families import ModelShape
 from smtrain.core.model.hf_config import positions_named
 from smtrain.core.model.lora import Lora, targets_of
+from smtrain.core.model.shape import ModelShape
 from smtrain.core.near import hint
 from smtrain.core.protocol.uris import RUN
 

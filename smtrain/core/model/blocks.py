@@ -9,7 +9,9 @@ from math import prod
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from smtrain.core.model.families import DeltaSizes, ExpertNames, ExpertSizes, ModelShape
+    from smtrain.core.model.family import ExpertNames
+    from smtrain.core.model.shape import ModelShape
+    from smtrain.core.model.sizes import DeltaSizes, ExpertSizes
 
 
 class Role(Enum):

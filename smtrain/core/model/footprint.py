@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 from smtrain.core.errors import CheckpointError
-from smtrain.core.model.families import FAMILIES, ModelShape
+from smtrain.core.model.families import FAMILIES
+from smtrain.core.model.shape import ModelShape
 from smtrain.core.model.text_part import text_part
 
 GIB = 2**30

@@ -12,18 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from smtrain.core.errors import CheckpointError
-from smtrain.core.model.families import (
-    FAMILIES,
-    FULL,
-    LINEAR,
-    SLIDING,
-    ModelShape,
-    Scale,
-    layer_windows,
-    rotated_layers,
-)
+from smtrain.core.model.families import FAMILIES
+from smtrain.core.model.family import Scale
+from smtrain.core.model.layer_kinds import FULL, LINEAR, SLIDING, layer_windows, rotated_layers
 from smtrain.core.model.remedies import quantization
 from smtrain.core.model.rope import KEYS, ORIGINAL, Rope, read_rope
+from smtrain.core.model.shape import ModelShape
 from smtrain.core.model.text_part import TEXT, is_multimodal, text_part
 from smtrain.core.text import with_article
 

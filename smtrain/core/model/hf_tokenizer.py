@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from smtrain.core.errors import SmtrainError
 from smtrain.core.files import read_object
-from smtrain.core.model.families import ModelShape
+from smtrain.core.model.shape import ModelShape
 from smtrain.core.model.text_part import text_part
 
 Say = Callable[[str], None]

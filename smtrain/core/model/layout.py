@@ -16,7 +16,9 @@ from math import prod
 from typing import Literal, Protocol
 
 from smtrain.core.errors import ConfigError
-from smtrain.core.model.families import LAYER, DeltaSizes, ModelShape, Role, Spec
+from smtrain.core.model.blocks import Role, Spec
+from smtrain.core.model.shape import LAYER, ModelShape
+from smtrain.core.model.sizes import DeltaSizes
 
 KvOrder = Literal["grouped", "tiled"]
 _DEGREE = re.compile(r"\b(tp|pp|ep) = \d+ (?=does not divide|is more than)")

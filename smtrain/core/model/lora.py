@@ -13,8 +13,9 @@ from math import sqrt
 from typing import Any, Literal
 
 from smtrain.core.errors import ConfigError
-from smtrain.core.model.families import ModelShape, Role, Spec
+from smtrain.core.model.blocks import Role, Spec
 from smtrain.core.model.layout import Layout
+from smtrain.core.model.shape import ModelShape
 from smtrain.core.text import with_article
 
 ALL_LINEAR: Literal["all-linear"] = "all-linear"

@@ -15,7 +15,7 @@ from smtrain.core.errors import CheckpointError
 from smtrain.core.text import with_article
 
 if TYPE_CHECKING:
-    from smtrain.core.model.families import Family
+    from smtrain.core.model.family import Family
 
 KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "default": ((), ()),

@@ -12,9 +12,11 @@ from transformers import AutoConfig
 from transformers.activations import ACT2FN
 
 from smtrain.core.errors import CheckpointError
-from smtrain.core.model.families import FAMILIES, FULL, SLIDING, ModelShape
+from smtrain.core.model.families import FAMILIES
 from smtrain.core.model.hf_config import ACTIVATIONS, HFConfig, explicit
+from smtrain.core.model.layer_kinds import FULL, SLIDING
 from smtrain.core.model.rope import Rope
+from smtrain.core.model.shape import ModelShape
 
 _POINTS = (-3.0, -1.0, -0.3, 0.0, 0.3, 1.0, 3.0)  # inputs at which activations are compared
 _TOLERANCE = 1e-5  # relative, between single and double precision

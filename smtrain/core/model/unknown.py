@@ -13,7 +13,7 @@ from smtrain.core.near import nearest
 from smtrain.core.text import with_article
 
 if TYPE_CHECKING:
-    from smtrain.core.model.families import Family
+    from smtrain.core.model.family import Family
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_moe_experts")
 _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (

@@ -14,8 +14,8 @@ from smtrain.client.planner.throughput import step_time
 from smtrain.core.config.compute import MachineEntry
 from smtrain.core.facts import instance, table
 from smtrain.core.machine import memory_here
-from smtrain.core.model.families import ModelShape
 from smtrain.core.model.footprint import Precision
+from smtrain.core.model.shape import ModelShape
 from smtrain.tools.doctor.devices import TorchView
 from smtrain.tools.doctor.gathered import first_word
 from smtrain.tools.doctor.task import SizedModel, ladder, with_layers

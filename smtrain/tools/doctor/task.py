@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from smtrain.core.model.families import ModelShape
+from smtrain.core.model.shape import ModelShape
 
 State = Literal["done", "failed", "ended", "hung", "skipped"]
 STEPS, SAVED = 20, 10

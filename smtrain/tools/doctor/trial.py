@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from smtrain.core.model.families import ModelShape
 from smtrain.core.model.footprint import Precision
+from smtrain.core.model.shape import ModelShape
 from smtrain.tools.doctor import clocks
 from smtrain.tools.doctor.plain_loop import ADAMW, LR, SEED, DrawnWeights, PlainLoop
 from smtrain.tools.doctor.task import SAVED, STEPS, SizedModel, Task

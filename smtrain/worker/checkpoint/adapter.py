@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from smtrain.core.errors import CheckpointError
-from smtrain.core.model.families import FAMILIES, ModelShape
+from smtrain.core.model.families import FAMILIES
 from smtrain.core.model.hf_folder import folder_of
 from smtrain.core.model.lora import STACKED, A, B
+from smtrain.core.model.shape import ModelShape
 from smtrain.core.model.text_part import text_name
 from smtrain.worker.checkpoint import dtypes
 from smtrain.worker.checkpoint.dtypes import FLOATS, Bits, DType

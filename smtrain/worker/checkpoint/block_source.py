@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from smtrain.core.errors import CheckpointError
-from smtrain.core.model.families import ModelShape
+from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.dtypes import FLOATS, Bits, DType
 from smtrain.worker.checkpoint.megatron.names import EXPERT, Fused, unreadable
 from smtrain.worker.checkpoint.sources import Read, WeightSource

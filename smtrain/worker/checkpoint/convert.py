@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, get_args
 
 from smtrain.core import text
 from smtrain.core.errors import CheckpointError, ConfigError
-from smtrain.core.model.families import ModelShape, refuse_elsewhere
 from smtrain.core.model.hf_folder import OTHER_TOKENIZERS, folder_of, tokenizer_in
 from smtrain.core.model.layout import KvOrder
+from smtrain.core.model.other_forms import refuse_elsewhere
+from smtrain.core.model.shape import ModelShape
 from smtrain.core.public import public_class
 from smtrain.core.text import Say
 from smtrain.worker.checkpoint.conversion_plan import MANIFEST

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from smtrain.core.model.families import LAYER
+from smtrain.core.model.shape import LAYER
 from smtrain.worker.checkpoint.sources import WeightSource
 
 _COLUMNS = 4096  # sampled of a row

@@ -7,8 +7,9 @@ from itertools import pairwise
 import numpy as np
 
 from smtrain.core.errors import CheckpointError
-from smtrain.core.model.families import ModelShape, Role
+from smtrain.core.model.blocks import Role
 from smtrain.core.model.layout import Shard
+from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.dtypes import Bits, DType
 from smtrain.worker.checkpoint.megatron.names import HEAD, Fused, cut, experts_cut, head, padded, table
 from smtrain.worker.checkpoint.sources import WeightSource, Wrapped

@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any
 from smtrain.core.digests import DIGEST, digest_of, with_digest
 from smtrain.core.errors import CheckpointError, first_line
 from smtrain.core.files import parse_json, read_whole, sync_folder, write_atomically
-from smtrain.core.model.families import ModelShape
 from smtrain.core.model.footprint import PRECISIONS, Precision, is_loss_scale
 from smtrain.core.model.layout import Layout
 from smtrain.core.model.lora import AdapterShape, Lora, from_described, is_described
+from smtrain.core.model.shape import ModelShape
 from smtrain.core.protocol.lineage import lines_in
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from smtrain.core.errors import CheckpointError
-from smtrain.core.model.families import FAMILIES, LAYER, ModelShape
+from smtrain.core.model.families import FAMILIES
+from smtrain.core.model.shape import LAYER, ModelShape
 from smtrain.core.text import with_article
 from smtrain.worker.checkpoint.tensor_ranges import Slab
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from smtrain.core.errors import CheckpointError
-from smtrain.core.model.families import ModelShape
+from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.conversion_manifest import matches_manifest, read_manifest
 from smtrain.worker.checkpoint.conversion_plan import MANIFEST
 from smtrain.worker.checkpoint.dtypes import values

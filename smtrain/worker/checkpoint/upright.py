@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from smtrain.core.model.families import ModelShape, Role, Spec
+from smtrain.core.model.blocks import Role, Spec
+from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.dtypes import Bits, DType
 from smtrain.worker.checkpoint.sources import WeightSource, Wrapped
 from smtrain.worker.checkpoint.storage import Bounds

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from smtrain.core.errors import CheckpointError
-from smtrain.core.model.families import ModelShape
 from smtrain.core.model.layout import Layout
 from smtrain.core.model.lora import AdapterShape, B
+from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.sources import WeightSource
 
 # Families whose embedding transformers builds with a padding row.

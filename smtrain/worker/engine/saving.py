@@ -17,8 +17,8 @@ from typing import Any, Protocol
 import torch
 
 from smtrain.core.errors import CheckpointError, SmtrainError
-from smtrain.core.model.families import ModelShape
 from smtrain.core.model.lora import Lora, another_adapter
+from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint import manifest as manifests
 from smtrain.worker.checkpoint.manifest import Manifest
 from smtrain.worker.checkpoint.native.files import write_safetensors

@@ -30,10 +30,10 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from smtrain.core.errors import CheckpointError, ConfigError, SmtrainError
 from smtrain.core.machine import cores_here
 from smtrain.core.model import hf_tokenizer
-from smtrain.core.model.families import ModelShape
 from smtrain.core.model.footprint import Precision
 from smtrain.core.model.hf_config import normalise
 from smtrain.core.model.layout import Layout
+from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.dtypes import BY_PRECISION
 from smtrain.worker.checkpoint.open import open_weights
 from smtrain.worker.checkpoint.sources import WeightSource

@@ -10,8 +10,8 @@ from typing import Any
 
 from smtrain.core.config import JobConfig
 from smtrain.core.errors import ConfigError
-from smtrain.core.model.families import ModelShape
 from smtrain.core.model.lora import Lora, targets_of
+from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.sources import WeightSource
 from smtrain.worker.engine.base import Engine, OptimizerOptions, ParallelOptions, PreferenceOptions
 from smtrain.worker.engine.initial import RandomWeights

@@ -16,7 +16,7 @@ from smtrain.core.config.units import counted
 from smtrain.core.errors import CheckpointError, SmtrainError
 from smtrain.core.files import read_object
 from smtrain.core.model.extension import described_rope
-from smtrain.core.model.families import ModelShape
+from smtrain.core.model.shape import ModelShape
 from smtrain.core.model.text_part import text_part
 from smtrain.core.protocol.container import Container
 from smtrain.core.protocol.lineage import Lineage

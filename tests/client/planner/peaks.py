@@ -216,7 +216,7 @@ def compare(
     """(stage, measured, predicted) peak bytes of the rank of each pipeline stage that needed most."""
     from smtrain.client.planner.machines import Machine, Mesh, Work
     from smtrain.client.planner.memory import core_memory
-    from smtrain.core.model.families import ModelShape
+    from smtrain.core.model.shape import ModelShape
     from tests.worker.engine.cases import mesh
 
     o, described = mesh(text), model(family)

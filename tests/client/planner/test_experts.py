@@ -26,7 +26,7 @@ from smtrain.client.planner.search import search
 from smtrain.client.planner.throughput import EXPERTS, Coefficients, exchange_time, step_time
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts import table
-from smtrain.core.model.families import ModelShape
+from smtrain.core.model.shape import ModelShape
 
 # Published values of the keys that decide sizes (Hugging Face, 2026-11-26).
 QWEN3_30B: dict[str, Any] = {

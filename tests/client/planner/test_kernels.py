@@ -17,7 +17,7 @@ from smtrain.client.planner.measured import MeasuredRun, measured_runs, residual
 from smtrain.client.planner.memory import core_memory
 from smtrain.client.planner.throughput import step_time
 from smtrain.core.facts import table
-from smtrain.core.model.families import ModelShape
+from smtrain.core.model.shape import ModelShape
 
 GIB = 2**30
 H200 = replace(Machine.of("ml.p5e.48xlarge", 1), cores=1)

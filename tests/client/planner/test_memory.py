@@ -17,10 +17,10 @@ from smtrain.client.planner.memory import (
     saved_per_token,
     worst_core,
 )
-from smtrain.core.model.families import ModelShape
 from smtrain.core.model.footprint import CHUNK_SCORES
 from smtrain.core.model.hf_config import ACTIVATIONS
 from smtrain.core.model.lora import Lora, targets_of
+from smtrain.core.model.shape import ModelShape
 from tests.client.planner.peaks import ADAPTED, COMBINATIONS, CUT, LONG, MIXED, PAIRED, compare
 from tests.worker.engine.world import World
 

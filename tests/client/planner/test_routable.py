@@ -22,7 +22,7 @@ from smtrain.core.errors import ConfigError
 from smtrain.core.facts import table
 from smtrain.core.facts.names import instance_meant
 from smtrain.core.facts.trainium2 import pairs_of, untiled
-from smtrain.core.model.families import ModelShape
+from smtrain.core.model.shape import ModelShape
 from tests.conftest import LLAMA
 from tests.core.test_trainium2 import expected
 from tests.tiers import examples

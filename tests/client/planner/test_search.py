@@ -16,7 +16,7 @@ from smtrain.client.planner.memory import core_memory, worst_core
 from smtrain.client.planner.search import doubts, refusals, search
 from smtrain.client.planner.throughput import Coefficients, StageTimes, slot_time, step_time
 from smtrain.core.facts import table
-from smtrain.core.model.families import ModelShape
+from smtrain.core.model.shape import ModelShape
 from tests.tiers import examples
 
 TYPES = sorted(t for t, row in table("instances")["instances"].items() if "core_gib" in row)

@@ -9,7 +9,7 @@ import pytest
 
 from smtrain.core.demo.inputs import QUESTIONS, TEXT, described, materialise
 from smtrain.core.errors import ConfigError
-from smtrain.core.model.families import ModelShape
+from smtrain.core.model.shape import ModelShape
 
 
 @pytest.fixture(autouse=True)

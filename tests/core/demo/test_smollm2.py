@@ -14,8 +14,8 @@ import pytest
 from smtrain.core.demo.inputs import SMOLLM2, described, materialise
 from smtrain.core.demo.smollm2 import CONFIG, UnavailableError, hf_name, in_halves, save
 from smtrain.core.errors import ConfigError
-from smtrain.core.model.families import ModelShape
 from smtrain.core.model.hf_config import normalise
+from smtrain.core.model.shape import ModelShape
 
 gguf = pytest.importorskip("gguf")
 

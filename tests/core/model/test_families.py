@@ -9,8 +9,9 @@ import torch
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from smtrain.core.errors import CheckpointError
-from smtrain.core.model.families import FAMILIES, ModelShape
+from smtrain.core.model.families import FAMILIES
 from smtrain.core.model.hf_config import normalise
+from smtrain.core.model.shape import ModelShape
 
 SIZES = {
     "hidden_size": 64,
@@ -276,6 +277,6 @@ def test_the_client_reads_the_table_without_torch() -> None:
     import sys
     from pathlib import Path
 
-    code = "import sys, smtrain.core.model.families, smtrain.core.model.layout; sys.exit('torch' in sys.modules)"
+    code = "import sys, smtrain.core.model.shape, smtrain.core.model.layout; sys.exit('torch' in sys.modules)"
     root = Path(__file__).parents[3]
     assert subprocess.run([sys.executable, "-c", code], cwd=root, timeout=60).returncode == 0

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from smtrain.client.planner.machines import GIB
-from smtrain.core.model.families import ModelShape
+from smtrain.core.model.shape import ModelShape
 from smtrain.tools.doctor import training, verdicts
 from smtrain.tools.doctor.devices import TorchView
 from smtrain.tools.doctor.sizes import large_model, predicted

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import torch
 
-from smtrain.core.model.families import ModelShape
+from smtrain.core.model.shape import ModelShape
 
 Weights = dict[str, torch.Tensor]
 PREFIX = "model.language_model."

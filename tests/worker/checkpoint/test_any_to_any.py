@@ -10,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from smtrain.core.model.families import ModelShape
+from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.convert import convert
 from smtrain.worker.checkpoint.open import open_weights
 from smtrain.worker.checkpoint.targets import HuggingFace, Megatron, Native, NemoMegatron, Nxd, Target

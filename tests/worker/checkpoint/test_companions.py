@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file
 
 from smtrain.client.launch.inputs import is_model_file
-from smtrain.core.model.families import ModelShape
 from smtrain.core.model.hf_folder import folder_of, wanted
 from smtrain.core.model.layout import Layout
 from smtrain.core.model.lora import AdapterShape, Lora, described
+from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.convert import convert
 from smtrain.worker.checkpoint.huggingface.export import BaseModel, export
 from smtrain.worker.checkpoint.huggingface.folder import HFSource

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from smtrain.core.errors import CheckpointError
-from smtrain.core.model.families import ModelShape
 from smtrain.core.model.layout import Layout, Shard
 from smtrain.core.model.lora import AdapterShape, Lora, described, linears
+from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.manifest import Manifest, write_manifest
 from smtrain.worker.checkpoint.native.files import model_file, optimizer_file, read_by, write_safetensors
 from smtrain.worker.checkpoint.native.reader import NativeSource, StateReader

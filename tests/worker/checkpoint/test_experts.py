@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from smtrain.core.errors import CheckpointError, ConfigError
-from smtrain.core.model.families import ModelShape
 from smtrain.core.model.hf_config import remarks
+from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.conversion_plan import MANIFEST
 from smtrain.worker.checkpoint.convert import convert
 from smtrain.worker.checkpoint.huggingface.folder import read_config

@@ -10,8 +10,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from smtrain.core.errors import ConfigError
-from smtrain.core.model.families import ModelShape, Role
+from smtrain.core.model.blocks import Role
 from smtrain.core.model.layout import Layout, Shard
+from smtrain.core.model.shape import ModelShape
 from tests.worker.checkpoint.models import configs
 
 ORDERS = st.sampled_from(["grouped", "tiled"])

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from smtrain.core.errors import CheckpointError, ConfigError
-from smtrain.core.model.families import ModelShape
+from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.convert import convert
 from smtrain.worker.checkpoint.dtypes import FP32
 from smtrain.worker.checkpoint.megatron.args import arguments

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 
 import smtrain
 from smtrain.core.errors import CheckpointError, ConfigError
-from smtrain.core.model.families import ModelShape
 from smtrain.core.model.hf_config import for_everyone, normalise
+from smtrain.core.model.shape import ModelShape
 from smtrain.core.model.text_part import text_part
 from smtrain.core.model.transformers_build import check_model, transformers_config
 from smtrain.worker.checkpoint.digest import weights_digest

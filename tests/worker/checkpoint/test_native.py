@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from smtrain.core.errors import CheckpointError
-from smtrain.core.model.families import ModelShape
 from smtrain.core.model.footprint import PRECISIONS, Precision
 from smtrain.core.model.layout import Layout
+from smtrain.core.model.shape import ModelShape
 from smtrain.core.protocol.lineage import Lineage
 from smtrain.worker.checkpoint import manifest
 from smtrain.worker.checkpoint.convert import convert

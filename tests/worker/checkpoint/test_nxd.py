@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from smtrain.core.errors import CheckpointError
-from smtrain.core.model.families import ModelShape
 from smtrain.core.model.layout import Layout
+from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.convert import convert
 from smtrain.worker.checkpoint.huggingface.folder import HFSource
 from smtrain.worker.checkpoint.huggingface.writer import write_hf

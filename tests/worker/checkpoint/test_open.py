@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from smtrain.core.errors import CheckpointError
-from smtrain.core.model.families import ModelShape
 from smtrain.core.model.layout import Layout
+from smtrain.core.model.shape import ModelShape
 from smtrain.core.protocol.lineage import Lineage
 from smtrain.worker.checkpoint.convert import convert
 from smtrain.worker.checkpoint.huggingface.export import BaseModel, export

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from smtrain.core.model.families import ModelShape
 from smtrain.core.model.lora import AdapterShape, Lora, targets_of
+from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.huggingface.peft import peft_config
 from smtrain.worker.checkpoint.native.reader import NativeSource
 from smtrain.worker.engine.base import ParallelOptions

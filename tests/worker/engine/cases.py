@@ -20,9 +20,10 @@ import transformers
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from smtrain.core.errors import SmtrainError
-from smtrain.core.model.families import ModelShape, Role
+from smtrain.core.model.blocks import Role
 from smtrain.core.model.hf_config import for_everyone
 from smtrain.core.model.layout import cuts_of
+from smtrain.core.model.shape import ModelShape
 from smtrain.core.protocol.lineage import Lineage
 from smtrain.worker.checkpoint import manifest
 from smtrain.worker.checkpoint.dtypes import BY_PRECISION

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from smtrain.core.model.families import ModelShape
 from smtrain.core.model.lora import Lora, targets_of
+from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.open import open_weights
 from smtrain.worker.engine.base import OptimizerOptions, ParallelOptions, PreferenceOptions
 from smtrain.worker.engine.native import NativeEngine

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
-from smtrain.core.model.families import ModelShape
+from smtrain.core.model.shape import ModelShape
 from smtrain.worker.engine.initial import RandomWeights
 from smtrain.worker.engine.native.delta import CHUNK, RowDocuments, keep_apart
 

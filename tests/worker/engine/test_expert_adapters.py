@@ -10,10 +10,10 @@ import pytest
 import torch
 import transformers
 
-from smtrain.core.model.families import ModelShape
 from smtrain.core.model.hf_config import normalise
 from smtrain.core.model.layout import Layout
 from smtrain.core.model.lora import A, B
+from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.adapter import _are_turned, open_adapter
 from smtrain.worker.checkpoint.huggingface.export import BaseModel, export
 from smtrain.worker.checkpoint.huggingface.writer import write_hf

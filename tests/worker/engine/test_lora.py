@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from smtrain.core.model.families import ModelShape
 from smtrain.core.model.lora import AdapterShape
+from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.huggingface.export import BaseModel, export
 from tests.worker.engine import adapters, cases
 from tests.worker.engine.adapters import lora

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from smtrain.core.model.families import LAYER
+from smtrain.core.model.shape import LAYER
 from tests import tiers
 from tests.worker.engine import cases
 from tests.worker.engine.cases import CONFIGS, mesh

@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from smtrain.core.model.families import ModelShape
 from smtrain.core.model.footprint import Precision
 from smtrain.core.model.layout import Layout
+from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint import manifest
 from smtrain.worker.checkpoint.convert import convert
 from smtrain.worker.checkpoint.dtypes import BY_PRECISION

@@ -8,7 +8,7 @@ from typing import Any
 
 from smtrain.core.config.schema import JobConfig
 from smtrain.core.facts.trainium2 import Group, pairs_of, torus_chip, untiled
-from smtrain.core.model.families import ModelShape
+from smtrain.core.model.shape import ModelShape
 from smtrain.core.targets import TARGETS
 
 _DEGREES = ("tp", "pp", "cp", "ep", "dp")

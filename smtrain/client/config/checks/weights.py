@@ -19,10 +19,10 @@ from smtrain.core.errors import ConfigError, Sentence, SmtrainError, first_line,
 from smtrain.core.facts.names import is_gated, positions
 from smtrain.core.files import read_value
 from smtrain.core.model.extension import longer, positions_after
-from smtrain.core.model.families import ModelShape, megatron_lack
 from smtrain.core.model.hf_config import normalise, positions_named
 from smtrain.core.model.hf_folder import checkpoint_in, tokenizer_in, weights_in
 from smtrain.core.model.lora import AdapterShape, Lora, stage_faults, targets_of
+from smtrain.core.model.other_forms import megatron_lack
 from smtrain.core.model.remedies import (
     archive_fault,
     broken_link,
@@ -34,6 +34,7 @@ from smtrain.core.model.remedies import (
     unreadable_quantization,
 )
 from smtrain.core.model.rope import BORDERS, KINDS, ORIGINAL, megatron_rope_lack
+from smtrain.core.model.shape import ModelShape
 from smtrain.core.model.text_part import is_multimodal, text_part
 from smtrain.core.near import near_path
 from smtrain.core.protocol.requests import is_of_run

@@ -14,7 +14,7 @@ from functools import cache
 import numpy as np
 
 from smtrain.core.errors import CheckpointError
-from smtrain.core.model.families import ModelShape
+from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.checksum import combined
 from smtrain.worker.checkpoint.dtypes import BF16, UINT8, Bits
 from smtrain.worker.checkpoint.storage import Bounds

@@ -11,8 +11,8 @@ from smtrain.core import text
 from smtrain.core.errors import CheckpointError
 from smtrain.core.files import parse_json
 from smtrain.core.model.card import README, card, hub_name, metadata, table, usage
-from smtrain.core.model.families import ModelShape
 from smtrain.core.model.hf_folder import SOURCE, is_legal
+from smtrain.core.model.shape import ModelShape
 from smtrain.core.protocol.requests import exporter_of, stage_of
 from smtrain.core.text import Say
 from smtrain.worker.checkpoint.adapter import native_adapter, open_adapter

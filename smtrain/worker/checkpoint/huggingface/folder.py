@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from smtrain.core.errors import CheckpointError
-from smtrain.core.model.families import FAMILIES, ModelShape
+from smtrain.core.model.families import FAMILIES
 from smtrain.core.model.hf_folder import folder_of, weights_in
 from smtrain.core.model.remedies import broken_link, folder_misfit, missing_shards, quantization
+from smtrain.core.model.shape import ModelShape
 from smtrain.core.model.text_part import is_multimodal, text_name, text_part
 from smtrain.worker.checkpoint import stored_names
 from smtrain.worker.checkpoint.conversion_manifest import checksums, read_manifest

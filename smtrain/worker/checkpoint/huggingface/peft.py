@@ -9,9 +9,9 @@ from typing import Any
 
 from smtrain.core.errors import CheckpointError
 from smtrain.core.model.card import README
-from smtrain.core.model.families import ModelShape
 from smtrain.core.model.layout import Shard
 from smtrain.core.model.lora import STACKED, A, AdapterShape, B, Lora
+from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.adapter import BASE, CONFIG, PREFIX, WEIGHTS
 from smtrain.worker.checkpoint.conversion_plan import ConversionPlan
 from smtrain.worker.checkpoint.dtypes import Bits, DType

@@ -9,9 +9,9 @@ from typing import Any
 from smtrain.core.errors import CheckpointError
 from smtrain.core.model.card import README
 from smtrain.core.model.extension import with_rope_of
-from smtrain.core.model.families import ModelShape
 from smtrain.core.model.hf_config import for_everyone, normalise
 from smtrain.core.model.layout import Shard
+from smtrain.core.model.shape import ModelShape
 from smtrain.core.model.text_part import is_multimodal, parts_named
 from smtrain.core.text import Say
 from smtrain.worker.checkpoint.conversion_plan import ConversionPlan

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from smtrain.core.errors import CheckpointError
-from smtrain.core.model.families import refuse_elsewhere
 from smtrain.core.model.hf_config import HFConfig, normalise
+from smtrain.core.model.other_forms import refuse_elsewhere
 from smtrain.core.model.rope import BORDERS, ORIGINAL, Rope, megatron_rope_lack
 from smtrain.worker.checkpoint.dtypes import BF16, FP16, DType
 from smtrain.worker.checkpoint.targets import Megatron

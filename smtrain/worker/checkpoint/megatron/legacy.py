@@ -13,8 +13,9 @@ from itertools import accumulate
 from typing import Any
 
 from smtrain.core.errors import CheckpointError
-from smtrain.core.model.families import ModelShape, refuse_elsewhere
 from smtrain.core.model.layout import Shard
+from smtrain.core.model.other_forms import refuse_elsewhere
+from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.block_source import PieceSource, TensorBlock
 from smtrain.worker.checkpoint.conversion_manifest import checksums, mesh_of, read_manifest
 from smtrain.worker.checkpoint.megatron import names

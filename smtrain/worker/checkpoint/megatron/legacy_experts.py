@@ -11,7 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from smtrain.core.errors import CheckpointError
-from smtrain.core.model.families import ExpertSizes, ModelShape, Role
+from smtrain.core.model.blocks import Role
+from smtrain.core.model.shape import ModelShape
+from smtrain.core.model.sizes import ExpertSizes
 from smtrain.worker.checkpoint.megatron.names import LAYER, Fused, unknown
 from smtrain.worker.checkpoint.storage import Place
 from smtrain.worker.checkpoint.tensor_ranges import Slab, contiguous

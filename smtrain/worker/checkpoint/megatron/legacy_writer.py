@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.core.errors import ConfigError
-from smtrain.core.model.families import ModelShape
 from smtrain.core.model.layout import with_values
+from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.conversion_plan import ConversionPlan
 from smtrain.worker.checkpoint.execute import execute
 from smtrain.worker.checkpoint.fused_source import FusedCut, FusedSource

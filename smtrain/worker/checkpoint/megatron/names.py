@@ -15,8 +15,10 @@ from itertools import accumulate
 from typing import Literal
 
 from smtrain.core.errors import CheckpointError, ConfigError
-from smtrain.core.model.families import FAMILIES, ModelShape, Role, Spec
+from smtrain.core.model.blocks import Role, Spec
+from smtrain.core.model.families import FAMILIES
 from smtrain.core.model.layout import Shard
+from smtrain.core.model.shape import ModelShape
 from smtrain.core.text import with_article
 from smtrain.worker.checkpoint.upright import PARTS, upright_parts
 

@@ -17,7 +17,8 @@ from typing import Any
 
 from smtrain.core.errors import CheckpointError
 from smtrain.core.files import parse_json
-from smtrain.core.model.families import ModelShape, refuse_elsewhere
+from smtrain.core.model.other_forms import refuse_elsewhere
+from smtrain.core.model.shape import ModelShape
 from smtrain.core.text import with_article
 from smtrain.worker.checkpoint.block_source import PieceSource, TensorBlock
 from smtrain.worker.checkpoint.conversion_manifest import matches_manifest, read_manifest

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.core.errors import CheckpointError
-from smtrain.core.model.families import ModelShape
 from smtrain.core.model.footprint import Precision
 from smtrain.core.model.layout import Layout
+from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint import manifest as manifests
 from smtrain.worker.checkpoint.checksum import crc32
 from smtrain.worker.checkpoint.conversion_plan import others

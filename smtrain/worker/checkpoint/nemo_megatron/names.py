@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from typing import Literal
 
-from smtrain.core.model.families import ModelShape
+from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.megatron.names import EMBEDDING, HEAD, LAYER, Fused
 
 Release = Literal["2.15", "2.21"]

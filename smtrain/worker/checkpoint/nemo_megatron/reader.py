@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 
 from smtrain.core.errors import CheckpointError
-from smtrain.core.model.families import ModelShape, Role, refuse_elsewhere
+from smtrain.core.model.blocks import Role
+from smtrain.core.model.other_forms import refuse_elsewhere
+from smtrain.core.model.shape import ModelShape
 from smtrain.core.text import with_article
 from smtrain.worker.checkpoint.block_source import TensorBlock
 from smtrain.worker.checkpoint.conversion_manifest import checksums, read_manifest

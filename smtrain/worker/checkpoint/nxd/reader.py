@@ -16,8 +16,10 @@ import numpy as np
 
 from smtrain.core.errors import CheckpointError
 from smtrain.core.model.extension import with_rope_of
-from smtrain.core.model.families import FAMILIES, ModelShape, refuse_elsewhere
+from smtrain.core.model.families import FAMILIES
 from smtrain.core.model.layout import KvOrder, Layout
+from smtrain.core.model.other_forms import refuse_elsewhere
+from smtrain.core.model.shape import ModelShape
 from smtrain.core.model.text_part import text_part
 from smtrain.core.text import with_article
 from smtrain.worker.checkpoint.conversion_manifest import checksums, mesh_of, read_manifest

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from smtrain.core.errors import CheckpointError
-from smtrain.core.model.families import ModelShape
 from smtrain.core.model.layout import Layout
+from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.conversion_plan import ConversionPlan
 from smtrain.worker.checkpoint.execute import execute
 from smtrain.worker.checkpoint.huggingface.companions import NOTHING, Carried

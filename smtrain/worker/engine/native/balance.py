@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from smtrain.core.model.families import ModelShape
+from smtrain.core.model.shape import ModelShape
 from smtrain.worker.engine.base import RoutingMetrics
 from smtrain.worker.engine.native.comm import ProcessMesh
 

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers.activations import ACT2FN
 
-from smtrain.core.model.families import DeltaSizes
+from smtrain.core.model.sizes import DeltaSizes
 from smtrain.worker.engine.native.comm import ProcessMesh
 from smtrain.worker.engine.native.cut_rows import heads_for_tokens, tokens_for_heads
 

@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 
 from smtrain.core.errors import CheckpointError, ConfigError
-from smtrain.core.model.families import ModelShape
 from smtrain.core.model.footprint import IGNORED
 from smtrain.core.model.layout import Layout
 from smtrain.core.model.lora import AdapterShape, Lora
+from smtrain.core.model.shape import ModelShape
 from smtrain.core.protocol.lineage import Lineage
 from smtrain.worker.checkpoint import manifest
 from smtrain.worker.checkpoint.native.pruning import Arrived, RankGroup, prune

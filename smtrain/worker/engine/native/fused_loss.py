@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from smtrain.core.model.families import Scale
+from smtrain.core.model.family import Scale
 from smtrain.core.model.footprint import IGNORED, loss_rows
 from smtrain.worker.engine.native.comm import likeliest, to_device
 from smtrain.worker.engine.native.cross_entropy import (

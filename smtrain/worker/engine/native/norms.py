@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from smtrain.core.model.families import LAYER, ModelShape
+from smtrain.core.model.shape import LAYER, ModelShape
 
 NORM_CHUNK = 4096
 """Numbers in one fp32 norm: over 10 M at once it is off by 4e-4."""

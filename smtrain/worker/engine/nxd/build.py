@@ -9,9 +9,10 @@ from neuronx_distributed.parallel_layers.layers import ColumnParallelLinear, Row
 from neuronx_distributed.parallel_layers.mappings import copy_to_tensor_model_parallel_region
 from torch import nn
 
-from smtrain.core.model.families import FAMILIES, ModelShape
+from smtrain.core.model.families import FAMILIES
 from smtrain.core.model.hf_config import HFConfig
 from smtrain.core.model.layout import Layout
+from smtrain.core.model.shape import ModelShape
 from smtrain.worker.engine.nxd.attention import Rotary
 from smtrain.worker.engine.nxd.lora import Adapters
 

@@ -15,11 +15,11 @@ from torch import nn
 from torch_neuronx.utils import get_platform_target
 
 from smtrain.core.errors import CheckpointError, ConfigError
-from smtrain.core.model.families import ModelShape
 from smtrain.core.model.footprint import IGNORED
 from smtrain.core.model.hf_config import normalise
 from smtrain.core.model.layout import Layout
 from smtrain.core.model.lora import AdapterShape, Lora
+from smtrain.core.model.shape import ModelShape
 from smtrain.core.model.transformers_build import transformers_config
 from smtrain.core.protocol.lineage import Lineage
 from smtrain.worker.checkpoint import manifest

@@ -8,9 +8,10 @@ import torch
 from neuronx_distributed import neuronx_distributed_config
 from torch import nn
 
-from smtrain.core.model.families import FAMILIES, ModelShape
+from smtrain.core.model.families import FAMILIES
 from smtrain.core.model.layout import Layout
 from smtrain.core.model.lora import Lora
+from smtrain.core.model.shape import ModelShape
 from smtrain.worker.engine.base import ParallelOptions
 from smtrain.worker.engine.nxd.attention import CoreAttention
 from smtrain.worker.engine.nxd.model import layer_class

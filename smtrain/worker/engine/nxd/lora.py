@@ -23,7 +23,7 @@ from neuronx_distributed.parallel_layers.mappings import (
 from neuronx_distributed.parallel_layers.parallel_state import get_kv_shared_group
 from torch import nn
 
-from smtrain.core.model.families import Role
+from smtrain.core.model.blocks import Role
 from smtrain.core.model.layout import Layout
 from smtrain.core.model.lora import A, AdapterShape, B
 

@@ -21,7 +21,8 @@ from neuronx_distributed.parallel_layers.parallel_state import (
 )
 from torch import nn
 
-from smtrain.core.model.families import FAMILIES, ModelShape
+from smtrain.core.model.families import FAMILIES
+from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.nxd.names import factor_of
 from smtrain.worker.engine.nxd.attention import CoreAttention, unpacked
 from smtrain.worker.engine.nxd.build import Build, HeadNorm

@@ -125,7 +125,7 @@ def test_bf16_follows_the_native_engine(world: dict[int, World], tmp_path: Path)
 
 
 def test_an_export_is_peft_s_folder_with_the_same_factors(world: dict[int, World], tmp_path: Path) -> None:
-    from smtrain.core.model.families import ModelShape
+    from smtrain.core.model.shape import ModelShape
     from smtrain.worker.checkpoint.adapter import open_adapter
 
     config, adapter, base = CONFIGS["llama"], lora(CONFIGS["llama"], rslora=True), tmp_path / "base"

@@ -6,8 +6,8 @@ import pytest
 
 from smtrain.client.planner.machines import Machine, Mesh, Work
 from smtrain.client.planner.memory import core_memory
-from smtrain.core.model.families import ModelShape
 from smtrain.core.model.lora import Lora, targets_of
+from smtrain.core.model.shape import ModelShape
 from tests.client.planner.peaks import model
 from tests.worker.engine.cases import BATCH, mesh
 from tests.worker.engine.nxd import cases as nxd
