@@ -22,7 +22,7 @@ from smtrain.core.errors import SmtrainError
 from smtrain.core.facts import table
 from smtrain.core.protocol.container import Container
 from smtrain.worker.engine.nxd.compilation import PROGRAM, Cache, Listener, Totals, reason
-from smtrain.worker.train.entry import main
+from smtrain.worker.entry import main
 
 HERE = Path(__file__).resolve().parent
 

@@ -18,7 +18,7 @@ from smtrain.core.model.hf_folder import SOURCE, wanted, weights_in
 from smtrain.core.model.remedies import folder_misfit, missing_shards
 from smtrain.core.protocol.container import Container
 from smtrain.core.protocol.uris import HUB
-from smtrain.worker.train.entry import main
+from smtrain.worker.entry import main
 
 
 def stage(config: JobConfig, container: Container) -> None:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 from smtrain.core.config import JobConfig
 from smtrain.core.config.schema import LANGUAGE_CHANNEL, TESTS_CHANNEL, VALIDATION_CHANNEL, text_channels
 from smtrain.core.protocol.container import Container
-from smtrain.worker.train.entry import fail, main
+from smtrain.worker.entry import main
+from smtrain.worker.output import fail
 
 if TYPE_CHECKING:
     from smtrain.core.config.data import Data

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from smtrain.core.config import JobConfig
 from smtrain.core.protocol.container import Container
-from smtrain.worker.train.entry import main
+from smtrain.worker.entry import main
 
 
 def stage(config: JobConfig, container: Container) -> None:

@@ -1,4 +1,4 @@
-"""A digest inside a JSON record, so that each reader notices a changed byte."""
+"""Digests of JSON: of a value, and inside a record, so that each reader notices a changed byte."""
 
 from __future__ import annotations
 
@@ -11,8 +11,13 @@ DIGEST = "digest"
 """Key of the SHA-256 of all other keys."""
 
 
+def digest(value: Any) -> str:
+    """The SHA-256 (hex) of a JSON value in its shortest form: keys in order, no spaces."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
 def digest_of(content: Mapping[str, Any]) -> str:
-    """The SHA-256 (hex) of a record's JSON."""
+    """The SHA-256 (hex) of a record's JSON as Python writes it by default, with spaces: files have it."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

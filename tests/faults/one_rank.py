@@ -15,7 +15,7 @@ import smtrain.worker.checkpoint.convert
 import smtrain.worker.checkpoint.huggingface.export
 import smtrain.worker.data.prepare.prepare
 import smtrain.worker.train.start  # noqa: F401
-from smtrain.worker.train.entry import main as run
+from smtrain.worker.entry import main as run
 from tests.faults.zygote import ROOT
 
 

@@ -11,7 +11,7 @@ from smtrain.core.protocol.log_lines import Line
 _RANK = re.compile(r"^(?:\[rank(\d+)\]:|\[default(\d+)\]:|\[1,(\d+)\]<std(?:err|out)>:) ?(.*)$", re.S)
 _BEGIN = "Traceback (most recent call last)"
 _CHAIN = ("During handling of the above exception", "The above exception was the direct cause")
-# The last line of one of our entry scripts that fails (smtrain.worker.train.entry).
+# The last line of one of our entry scripts that fails (smtrain.worker.output).
 _OURS = re.compile(r"^(algo-\d+)(?:, rank (\d+))?: (.+)$")
 _ERROR = re.compile(
     r"^(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning|Timeout|Iteration)|[a-z_][\w.]*\.[A-Z]\w+)\b(?::|$)"

@@ -11,7 +11,8 @@ from typing import Any
 
 from smtrain.client.backends.base import JobPlace
 from smtrain.core.config import JobConfig
-from smtrain.core.config.schema import GRAPHS_COMPLETE, digest
+from smtrain.core.config.schema import GRAPHS_COMPLETE
+from smtrain.core.digests import digest
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.files import parse_json
 from smtrain.core.protocol.entrypoints import GRAPHS

@@ -22,7 +22,7 @@ from smtrain.client.launch.request import create_training_job, image_of
 from smtrain.client.planner.settle import for_machines
 from smtrain.core.config import JobConfig, Stage
 from smtrain.core.config.machine_defaults import named
-from smtrain.core.config.schema import digest
+from smtrain.core.digests import digest
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.protocol.container import listings_name
 from smtrain.core.protocol.uris import HUBS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -177,11 +176,6 @@ def inputs_of(config: JobConfig) -> list[tuple[str, str]]:
 def text_channels(config: JobConfig) -> list[str]:
     """The prepare stage's input channel of each source: `text`, or `text_0`, `text_1`... of several."""
     return [f"text_{i}" for i in range(len(config.data.sources))] or ["text"]
-
-
-def digest(value: Any) -> str:
-    """sha256 (hex) of a JSON value in its one canonical spelling."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 FILE = Path(__file__).with_name("smtrain.schema.json")

@@ -16,7 +16,7 @@ from smtrain.client.launch import queued
 from smtrain.client.launch.one_job import standing, submit
 from smtrain.client.launch.stages import Chain
 from smtrain.core.config import JobConfig, Stage
-from smtrain.core.config.schema import digest
+from smtrain.core.digests import digest
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.facts.sagemaker import ENDED
 from smtrain.core.text import Say, with_article

@@ -16,8 +16,8 @@ from typing import Any
 from smtrain.client.backends.sagemaker.target import Target
 from smtrain.client.launch import names
 from smtrain.core.config import JobConfig
-from smtrain.core.config.schema import digest
 from smtrain.core.config.stage_file import TUNED
+from smtrain.core.digests import digest
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.facts.sagemaker import ENDED
 from smtrain.core.text import Say

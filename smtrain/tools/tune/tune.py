@@ -20,7 +20,7 @@ from smtrain.client.planner.resolve import load_config
 from smtrain.client.prices import HOUR, Prices, own_prices
 from smtrain.core import text
 from smtrain.core.config import JobConfig, Stage
-from smtrain.core.config.schema import digest
+from smtrain.core.digests import digest
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.files import home, only_writer, replacing_files
 from smtrain.core.interrupts import gently

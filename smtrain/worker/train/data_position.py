@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from smtrain.core.config import JobConfig
-from smtrain.core.config.schema import digest
 from smtrain.core.config.training import Train
+from smtrain.core.digests import digest
 from smtrain.core.errors import CheckpointError
 from smtrain.worker.checkpoint.digest import weights_digest
 from smtrain.worker.checkpoint.sources import WeightSource

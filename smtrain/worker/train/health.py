@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Iterator
 from smtrain.core.errors import SmtrainError
 from smtrain.core.protocol.log_lines import WARNING
 from smtrain.worker.engine.base import PairMetrics, RoutingMetrics, StepResult
-from smtrain.worker.train.entry import PATIENCE as SAY_SECONDS
-from smtrain.worker.train.entry import say, unwaiting_stderr
+from smtrain.worker.output import PATIENCE as SAY_SECONDS
+from smtrain.worker.output import say, unwaiting_stderr
 
 HISTORY = 32  # steps whose mean is the usual loss; half of them must be known
 STILL = 16  # steps in a row without any change after which a training on pairs is ended

@@ -17,9 +17,9 @@ from smtrain.core.protocol.lineage import Lineage
 from smtrain.worker.checkpoint.manifest import step_folder
 from smtrain.worker.engine.base import Engine, StepResult
 from smtrain.worker.engine.parts import part
+from smtrain.worker.output import log_line
 from smtrain.worker.train.data_position import Position, learning_rate
 from smtrain.worker.train.destination import Destination
-from smtrain.worker.train.entry import log_line
 from smtrain.worker.train.health import LossWatch, PairWatch, RoutingWatch, StallWatch
 from smtrain.worker.train.metrics import MetricsLog
 from smtrain.worker.train.operators import StepReport

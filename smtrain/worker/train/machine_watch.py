@@ -13,8 +13,8 @@ from pathlib import Path
 
 from smtrain.core.protocol.log_lines import machine_line
 from smtrain.core.text import Say
+from smtrain.worker.output import log_line
 from smtrain.worker.train.device_use import DeviceUse
-from smtrain.worker.train.entry import log_line
 
 EVERY = 10
 """Seconds between readings."""

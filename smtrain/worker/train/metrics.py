@@ -24,7 +24,7 @@ from smtrain.core.protocol.log_lines import step_line
 from smtrain.core.tracking.buffer import Buffered, open_trackers
 from smtrain.core.tracking.settings import VARIABLE, Tracked, TrackedStep, id_of, parameters, parse
 from smtrain.worker.engine.base import StepResult
-from smtrain.worker.train.entry import log_line
+from smtrain.worker.output import log_line
 from smtrain.worker.train.probe import multiplied
 from smtrain.worker.train.validation import ValidationResult
 

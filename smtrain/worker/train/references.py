@@ -21,15 +21,15 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from smtrain.core.config import JobConfig
-from smtrain.core.config.schema import digest
+from smtrain.core.digests import digest
 from smtrain.core.errors import CheckpointError
 from smtrain.core.files import parse_json, write_atomically
 from smtrain.worker.checkpoint.digest import weights_digest
 from smtrain.worker.checkpoint.sources import WeightSource
 from smtrain.worker.data.load.rows import PairRows
 from smtrain.worker.data.manifest import DatasetManifest
+from smtrain.worker.output import log_line
 from smtrain.worker.train.engines import Gather
-from smtrain.worker.train.entry import log_line
 
 if TYPE_CHECKING:
     from smtrain.worker.engine.native import NativeEngine

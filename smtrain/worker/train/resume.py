@@ -21,9 +21,9 @@ from smtrain.worker.checkpoint import manifest as checkpoint_manifest
 from smtrain.worker.checkpoint.verifying import Verification, deal, host_of, quickest
 from smtrain.worker.engine.base import Engine
 from smtrain.worker.engine.nxd import completeness
+from smtrain.worker.output import log_line
 from smtrain.worker.train.data_position import arithmetic
 from smtrain.worker.train.engines import EngineRecords, Gather
-from smtrain.worker.train.entry import log_line
 
 _NONE = (
     "no checkpoint of this run can be trained on: {}; bring back what was written, or give the run another name to "

@@ -31,11 +31,11 @@ from smtrain.worker.data.load.rows import PairRows
 from smtrain.worker.data.manifest import DatasetManifest
 from smtrain.worker.engine.base import Engine
 from smtrain.worker.engine.initial import Zeros
+from smtrain.worker.output import fail, log_line
 from smtrain.worker.train.base_weights import BaseWeights
 from smtrain.worker.train.data_position import Position, changes, identity, promise
 from smtrain.worker.train.destination import Destination
 from smtrain.worker.train.engines import EngineRecords, Gather, build, join, tracing
-from smtrain.worker.train.entry import fail, log_line
 from smtrain.worker.train.health import LossWatch, StallWatch
 from smtrain.worker.train.loop import Trainer, trace
 from smtrain.worker.train.machine_watch import MachineCounters, MachineWatch

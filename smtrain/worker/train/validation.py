@@ -18,7 +18,7 @@ from smtrain.worker.data.load.heldout import HeldOut
 from smtrain.worker.data.load.rows import Samples
 from smtrain.worker.data.tokenize.tokenizer import load_tokenizer
 from smtrain.worker.engine.base import Engine
-from smtrain.worker.train.entry import log_line
+from smtrain.worker.output import log_line
 
 _SHOWN = 300  # characters of a question
 

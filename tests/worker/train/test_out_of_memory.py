@@ -66,7 +66,7 @@ def test_other_errors_are_not_of_memory() -> None:
 
 STAGE = """
 import torch
-from smtrain.worker.train.entry import main
+from smtrain.worker.entry import main
 main(lambda config, container: torch.empty(2**50, dtype=torch.uint8))
 """
 

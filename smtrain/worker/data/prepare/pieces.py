@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from smtrain.core.config.schema import digest
+from smtrain.core.digests import digest
 from smtrain.core.errors import DataError
 from smtrain.worker.data.clean import cleaning
 from smtrain.worker.data.clean.cleaning import TOO_SHORT

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from smtrain.core.config.schema import digest
+from smtrain.core.digests import digest
 from smtrain.worker.data.manifest import DatasetManifest, files_of, refuse_others
 from smtrain.worker.data.prepare import resumable
 from smtrain.worker.data.prepare.dataset_writer import CorpusTally, LocalTally

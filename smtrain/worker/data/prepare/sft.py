@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from smtrain.core.config.schema import digest
+from smtrain.core.digests import digest
 from smtrain.core.errors import DataError
 from smtrain.worker.data.manifest import DatasetManifest
 from smtrain.worker.data.prepare.dataset_writer import CorpusTally

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from smtrain.core.config.schema import digest
+from smtrain.core.digests import digest
 from smtrain.core.errors import DataError, SmtrainError
 from smtrain.core.protocol.container import ml_root
 from smtrain.worker.data.clean.overlap import read_tests

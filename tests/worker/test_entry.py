@@ -15,7 +15,7 @@ from tests.worker.train.test_shell import REPO
 
 TOKEN = "hf_" + "AbCdEfGhIjKlMnOpQrStUvWxYz" + "AbCdEfGh"
 STAGE = """
-from smtrain.worker.train.entry import main
+from smtrain.worker.entry import main
 
 def stage(config, container):
     raise {error}("the hub said no to {token}")
@@ -66,7 +66,7 @@ except BlockingIOError:
 STALLED = """
 import time
 from smtrain.worker.train import health
-from smtrain.worker.train.entry import fail
+from smtrain.worker.output import fail
 from smtrain.core.protocol.container import Container
 
 container = Container.from_files()
@@ -82,7 +82,7 @@ watch.beat("step 4")
 time.sleep(300)
 """
 FAILED = """
-from smtrain.worker.train.entry import main
+from smtrain.worker.entry import main
 
 def stage(config, container):
     raise KeyError("what it was")
