@@ -98,7 +98,7 @@ def read_records(folder: Path) -> str:
     from smtrain.client.backends.job_registry import CLUSTERS, PAI
     from smtrain.client.backends.slurm.state import events_of, state_of
     from smtrain.client.follow.follower import Cursor
-    from smtrain.client.jobs.checkpoints import _compared
+    from smtrain.client.jobs.checkpoints import compare_with_record
     from smtrain.core.errors import SmtrainError
 
     def text(name: str) -> bytes:
@@ -114,6 +114,6 @@ def read_records(folder: Path) -> str:
     Cursor.load(folder / "cursor.json")
     Origin.parse(text("origin.json"))
     state_of(events_of(text("events.jsonl").decode("utf-8", "replace")), None, stopping=False)
-    _compared(text("step_00000001/manifest.json"), {"a": 3}, "manifest.json")
+    compare_with_record(text("step_00000001/manifest.json"), {"a": 3}, "step_00000001")
     Owner.parse(text("owner.json"), "s3://b/owner.json")
     return ""

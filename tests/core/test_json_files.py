@@ -135,14 +135,20 @@ def test_a_manifest_of_prepared_data_names_the_key_with_another_type(tmp_path: P
     )
 )
 def test_a_damaged_record_of_a_checkpoint_is_a_step_that_is_not_whole(text: bytes) -> None:
-    lacking, model = checkpoints._compared(text, {}, "manifest.json")
-    assert all(isinstance(name, str) for name in lacking)
+    lacking, model = checkpoints.compare_with_record(text, {}, "step_00000001")
+    assert lacking is None or all(isinstance(name, str) for name in lacking)
     assert model is None or isinstance(model, dict)
 
 
 def test_a_damaged_record_lacks_itself() -> None:
-    assert checkpoints._compared(b'{"files": {"a": 3}', {"a": 3}, "manifest.json") == (["manifest.json"], None)
-    assert checkpoints._compared(b'{"files": {"a": {"size": 3}, "b": 1}}', {"a": 3}, "m") == (["b"], None)
+    def compare(text: str, folder: str = "job/step_00000002") -> tuple[list[str] | None, dict[str, Any] | None]:
+        return checkpoints.compare_with_record(text.encode(), {"a": 3}, folder)
+
+    assert compare('{"step": 2, "files": {"a": 3}') == (None, None), "cut short"
+    assert compare('{"step": 2, "files": {"a": {"size": 3}, "b": 1}}') == (["b"], None)
+    assert compare('{"step": 2, "files": {"a": {"size": 4}}}') == (["a"], None)
+    assert compare('{"step": 2, "files": {"a": 3}, "config": {}}') == ([], {})
+    assert compare('{"step": 2, "files": {"a": 3}}', "step_00000004") == (None, None), "a folder that was renamed"
 
 
 OWN = {

@@ -1,17 +1,15 @@
-"""The checkpoints of a run in S3: which steps exist, and which are complete."""
+"""The checkpoints of a run in S3: which steps exist, and which are complete by `core.protocol.checkpoints`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from smtrain.client.backends.base import JobPlace
 from smtrain.core.files import parse_object
+from smtrain.core.protocol.checkpoints import RECORDS, Sizes, renaming_fault, size_faults
 from smtrain.core.protocol.lineage import Lines
 from smtrain.core.protocol.uris import split_uri
-
-_RECORDS = ("manifest.json", "smtrain.json")  # of engine native, and of engine nxd
 
 
 @dataclass(frozen=True)
@@ -20,7 +18,8 @@ class Step:
 
     uri: str
     lacking: tuple[str, ...]
-    """Files that are missing, or of another size than in the manifest; the manifest if it is missing or damaged."""
+    """Files that are missing or of another size than in the record; the record if it is missing, damaged or of another
+    step."""
     model: dict[str, Any] | None
     """The config.json of the model that was trained, if the record holds it."""
 
@@ -30,20 +29,25 @@ class Step:
 
     @property
     def whole(self) -> bool:
-        """True if the manifest exists, and every file in it, with its size."""
+        """True if the record exists, and every file in it, with its size."""
         return not self.lacking
 
 
-def _compared(text: bytes, files: Mapping[str, int], record: str) -> tuple[list[str], dict[str, Any] | None]:
-    """The files of a step that differ from its record, and its model's config.json; the record if it is damaged."""
+def compare_with_record(text: bytes, files: Sizes, step: str) -> tuple[list[str] | None, dict[str, Any] | None]:
+    """The files of a step's folder that differ from the record in `text`, and the model's config.json.
+
+    None for a record that is damaged or belongs to another step.
+    """
     try:
         about = parse_object(text)
         # a size each, or a mapping with it
         sizes = {name: entry if isinstance(entry, int) else entry["size"] for name, entry in about["files"].items()}
+        if renaming_fault(step.rpartition("/")[2], about["step"]):
+            return None, None
     except (ValueError, KeyError, TypeError, AttributeError):
-        return [record], None
+        return None, None
     model = about.get("config")
-    return [name for name, size in sizes.items() if files.get(name) != size], model if isinstance(model, dict) else None
+    return list(size_faults(sizes, files)), model if isinstance(model, dict) else None
 
 
 def saved_steps(target: JobPlace, uri: str, job: str | None = None) -> list[Step]:
@@ -62,8 +66,8 @@ def saved_steps(target: JobPlace, uri: str, job: str | None = None) -> list[Step
     steps = []
     for _, step in lines.steps(lines.parts(job if job in lines.folders else lines.newest)):
         files = {name[len(step) + 1 :]: size for name, size in held.items() if name.startswith(f"{step}/")}
-        lacking, model = [_RECORDS[0]], None
-        if record := next((name for name in _RECORDS if name in files), None):
-            lacking, model = _compared(read(f"{step}/{record}"), files, record)
+        record = next((name for name in RECORDS.values() if name in files), None)
+        faults, model = (None, None) if record is None else compare_with_record(read(f"{step}/{record}"), files, step)
+        lacking = [record or RECORDS["native"]] if faults is None else faults
         steps.append(Step(f"{uri}{step}/", tuple(lacking), model))
     return steps

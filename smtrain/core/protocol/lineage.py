@@ -18,6 +18,7 @@ from pathlib import Path
 
 from smtrain.core.digests import verified, with_digest
 from smtrain.core.files import parse_json, write_atomically
+from smtrain.core.protocol.checkpoints import STEP
 
 NAME = "line.json"
 FORMAT, VERSION = "smtrain-line", 1
@@ -26,7 +27,6 @@ PREFIX = ""
 UNNAMED = "unnamed"
 """The folder of a job without a name, if jobs with names were before it."""
 _JOB = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
-_STEP = re.compile(r"step_(\d{8,})")
 
 
 @dataclass(frozen=True)
@@ -83,11 +83,11 @@ class Lines:
         self.folders: dict[str, Folder] = {}
         for path in paths:
             job, *rest = path.split("/")
-            if rest and (match := _STEP.fullmatch(job)):
+            if rest and (match := STEP.fullmatch(job)):
                 self._folder(PREFIX).steps[int(match[1])] = job
             elif rest == [NAME] and _JOB.fullmatch(job):
                 self._folder(job).origin = Origin.parse(read(path))
-            elif rest and _JOB.fullmatch(job) and (match := _STEP.fullmatch(rest[0])):
+            elif rest and _JOB.fullmatch(job) and (match := STEP.fullmatch(rest[0])):
                 self._folder(job).steps[int(match[1])] = f"{job}/{rest[0]}"
 
     def _folder(self, job: str) -> Folder:

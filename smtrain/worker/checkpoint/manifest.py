@@ -13,10 +13,7 @@ only rank 0's the manifest); after a restart SageMaker copies all files to all h
 from __future__ import annotations
 
 import json
-import logging
-import re
 import shutil
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -29,20 +26,14 @@ from smtrain.core.model.footprint import PRECISIONS, Precision, is_loss_scale
 from smtrain.core.model.layout import Layout
 from smtrain.core.model.lora import AdapterShape, Lora, from_described, is_described
 from smtrain.core.model.shape import ModelShape
-from smtrain.core.protocol.lineage import lines_in
+from smtrain.core.protocol.checkpoints import RECORDS, STEP, Sizes, renaming_fault, size_faults, sizes_in
 
 if TYPE_CHECKING:
     from smtrain.worker.checkpoint.storage import Place
 
-log = logging.getLogger(__name__)
-
 FORMAT = "smtrain-native"
 VERSION = 1
-NAME = "manifest.json"
-_STEP = re.compile(r"step_(\d{8,})")
-
-Sizes = Mapping[str, int]
-"""Relative path -> bytes of the files that exist of one checkpoint."""
+NAME = RECORDS["native"]
 
 
 @dataclass(frozen=True)
@@ -208,13 +199,8 @@ def checkpoints(folder: Path) -> list[tuple[int, Path]]:
     """(step, path) of every checkpoint folder that one job wrote, whole or not, oldest first."""
     if not folder.is_dir():
         return []
-    folders = ((_STEP.fullmatch(p.name), p) for p in folder.iterdir() if p.is_dir())
+    folders = ((STEP.fullmatch(p.name), p) for p in folder.iterdir() if p.is_dir())
     return sorted((int(m[1]), p) for m, p in folders if m)
-
-
-def sizes(checkpoint: Path) -> dict[str, int]:
-    """Sizes of the files of a checkpoint on this disk."""
-    return {p.relative_to(checkpoint).as_posix(): p.stat().st_size for p in checkpoint.rglob("*") if p.is_file()}
 
 
 def fault(checkpoint: Path, present: Sizes | None = None) -> str | None:
@@ -223,23 +209,17 @@ def fault(checkpoint: Path, present: Sizes | None = None) -> str | None:
         manifest = Manifest.read(checkpoint)
     except CheckpointError as error:
         return str(error)
-    if reason := renamed(checkpoint.name, manifest.step):
+    if reason := renaming_fault(checkpoint.name, manifest.step):
         return f"{checkpoint}: {reason}"
-    return _lacking(manifest.files, sizes(checkpoint) if present is None else present, str(checkpoint))
+    return _first_size_fault(manifest, sizes_in(checkpoint) if present is None else present, str(checkpoint))
 
 
 def state(checkpoint: Path) -> dict[str, Any]:
     """Read the training loop's state. Raises `CheckpointError` for an invalid manifest or one of another step."""
     manifest = Manifest.read(checkpoint)
-    if reason := renamed(checkpoint.name, manifest.step):
+    if reason := renaming_fault(checkpoint.name, manifest.step):
         raise CheckpointError(f"{checkpoint}: {reason}")
     return manifest.state
-
-
-def renamed(folder: str, step: int) -> str | None:
-    """The fault of a checkpoint of `step` in a folder named for another step, or None."""
-    named = _STEP.fullmatch(folder)
-    return f"it was written as step {step}: the folder was renamed" if named and int(named[1]) != step else None
 
 
 def fault_at(location: Place) -> str | None:
@@ -251,33 +231,14 @@ def fault_at(location: Place) -> str | None:
         manifest = Manifest.parse(text, str(location))
     except CheckpointError as error:
         return str(error)
-    if reason := renamed(str(location).rstrip("/").rpartition("/")[2], manifest.step):
+    if reason := renaming_fault(str(location).rstrip("/").rpartition("/")[2], manifest.step):
         return f"{location}: {reason}"
-    return _lacking(manifest.files, location.files(), str(location))
+    return _first_size_fault(manifest, location.files(), str(location))
 
 
-def _lacking(files: Mapping[str, Mapping[str, Any]], present: Sizes, checkpoint: str) -> str | None:
-    for name, about in files.items():
-        if name not in present:
-            return f"{checkpoint}/{name} is missing"
-        if present[name] != about["size"]:
-            return f"{checkpoint}/{name} has {present[name]} bytes instead of {about['size']}"
-    return None
-
-
-def newest_whole(folder: Path) -> Path | None:
-    """The newest whole checkpoint of a run's newest line; skipped ones are logged with the reason.
-
-    Call it on rank 0 and share the answer: all ranks of a job must load the same checkpoint.
-    """
-    lines = lines_in(folder)
-    for _, name in reversed(lines.steps(lines.parts(lines.newest))):
-        path = folder / name
-        reason = fault(path)
-        if reason is None:
-            return path
-        log.warning("skipping the checkpoint %s: %s", path.name, reason)
-    return None
+def _first_size_fault(manifest: Manifest, present: Sizes, checkpoint: str) -> str | None:
+    faults = size_faults({name: about["size"] for name, about in manifest.files.items()}, present)
+    return next((f"{checkpoint}/{name} {fault}" for name, fault in faults.items()), None)
 
 
 def remove(checkpoint: Path) -> None:

@@ -19,6 +19,7 @@ import torch
 from smtrain.core.errors import CheckpointError, SmtrainError
 from smtrain.core.model.lora import Lora, another_adapter
 from smtrain.core.model.shape import ModelShape
+from smtrain.core.protocol.checkpoints import sizes_in
 from smtrain.worker.checkpoint import manifest as manifests
 from smtrain.worker.checkpoint.manifest import Manifest
 from smtrain.worker.checkpoint.native.files import write_safetensors
@@ -199,6 +200,6 @@ def local_rank() -> int:
 
 def _drop_replaced(path: Path, keep: set[str]) -> None:
     """Delete files of an earlier save of the same step, and those that a crash left."""
-    for name in manifests.sizes(path):
+    for name in sizes_in(path):
         if name not in keep and name != manifests.NAME:
             (path / name).unlink(missing_ok=True)

@@ -14,6 +14,7 @@ from typing import Any
 
 from smtrain.core.errors import SmtrainError
 from smtrain.core.interrupts import poll
+from smtrain.core.protocol.checkpoints import RECORDS
 from smtrain.core.protocol.container import Container
 from smtrain.core.protocol.lineage import Lineage, lines_in
 from smtrain.core.protocol.owner import EVERY, Fence, OwnerError, container_fence
@@ -24,7 +25,6 @@ from smtrain.worker.engine.nxd import completeness
 
 VARIABLE = "SMTRAIN_CHECKPOINTS"
 """The run's checkpoint prefix, in a job whose container has a network."""
-_RECORDS = (manifest.NAME, completeness.NAME)
 
 
 class Destination:
@@ -99,7 +99,11 @@ class Destination:
         if not self._in_job or self._shared or self._fence:
             return set()
         others = lines_in(self.line.root).left(self.line.parts[1:])
-        return {name for _, name in others if not any((self.line.root / name / record).exists() for record in _RECORDS)}
+        return {
+            name
+            for _, name in others
+            if not any((self.line.root / name / record).exists() for record in RECORDS.values())
+        }
 
     def wait(self, seconds: float) -> None:
         """Wait until the newest checkpoint has arrived; not at all without access to S3."""
@@ -113,7 +117,7 @@ class Destination:
         uri = f"{self._uri.rstrip('/')}/{name}/"
         bucket, prefix = split_uri(uri)
         sizes = {item["Key"][len(prefix) :]: item["Size"] for item in objects_at(self._s3.list_objects_v2, uri)}
-        record = next(file for file in _RECORDS if (checkpoint / file).exists())
+        record = next(file for file in RECORDS.values() if (checkpoint / file).exists())
         if record not in sizes:
             return False
         body = self._s3.get_object(Bucket=bucket, Key=prefix + record)["Body"].read()

@@ -15,12 +15,12 @@ from smtrain.core.config import JobConfig
 from smtrain.core.errors import CheckpointError
 from smtrain.core.machine import cores_here
 from smtrain.core.model.lora import Lora, another_adapter
+from smtrain.core.protocol.checkpoints import RECORDS
 from smtrain.core.protocol.container import Container
 from smtrain.core.protocol.lineage import Lineage
 from smtrain.worker.checkpoint import manifest as checkpoint_manifest
 from smtrain.worker.checkpoint.verifying import Verification, deal, host_of, quickest
 from smtrain.worker.engine.base import Engine
-from smtrain.worker.engine.nxd import completeness
 from smtrain.worker.output import log_line
 from smtrain.worker.train.data_position import arithmetic
 from smtrain.worker.train.engines import EngineRecords, Gather
@@ -257,9 +257,8 @@ def check_engine(line: Lineage, engine: str, adapter: bool) -> None:
 
     Adapters have one format for both engines.
     """
-    marks = {"native": checkpoint_manifest.NAME, "nxd": completeness.NAME}
     reads = "native" if adapter else engine
-    for other, mark in marks.items():
+    for other, mark in RECORDS.items():
         for _, path in reversed(line.checkpoints()):
             if other == reads or not (path / mark).exists():
                 continue

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from smtrain.core.protocol.checkpoints import Sizes
 from smtrain.core.protocol.lineage import NAME, Lineage, LineagePart, Lines, Origin, lines_in
 from smtrain.worker.checkpoint.native import pruning
 
@@ -124,7 +125,7 @@ class Whole:
     def sizes(self, checkpoint: Path) -> dict[str, int]:
         return {path.name: path.stat().st_size for path in checkpoint.iterdir()}
 
-    def fault(self, _checkpoint: Path, present: pruning.Sizes | None = None) -> str | None:
+    def fault(self, _checkpoint: Path, present: Sizes | None = None) -> str | None:
         return "torn" if present is not None and "torn" in present else None
 
     def remove(self, checkpoint: Path) -> None:

@@ -6,13 +6,20 @@ $SMTRAIN_EXAMPLES multiplies how many are tried of each.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 from hypothesis import strategies as st
 
 from smtrain.core.model.families import FAMILIES
+from smtrain.worker.checkpoint import manifest
 
 MORE = int(os.environ.get("SMTRAIN_EXAMPLES", "1"))
+
+
+def newest_complete(folder: Path) -> Path | None:
+    """The newest complete checkpoint of one job's folder."""
+    return next((path for _, path in reversed(manifest.checkpoints(folder)) if manifest.fault(path) is None), None)
 
 
 @st.composite

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -30,7 +29,7 @@ from smtrain.worker.checkpoint.native.reader import KINDS, NativeSource, StateRe
 from smtrain.worker.checkpoint.targets import Native
 from smtrain.worker.checkpoint.verifying import verify
 from tests.tiers import examples
-from tests.worker.checkpoint.models import configs
+from tests.worker.checkpoint.models import configs, newest_complete
 
 LLAMA = {
     "model_type": "llama",
@@ -225,8 +224,8 @@ def test_files_are_ordinary_safetensors(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["x.safetensors"], "no partial file is left"
 
 
-def test_only_whole_checkpoints_are_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert manifest.newest_whole(tmp_path / "none") is None
+def test_only_complete_checkpoints_have_no_fault(tmp_path: Path) -> None:
+    assert newest_complete(tmp_path / "none") is None
     for step in (1, 2, 3, 4, 10):
         write(manifest.step_folder(tmp_path, step), LLAMA, 2, step=step)
     (tmp_path / "step_00000010" / manifest.NAME).unlink()
@@ -234,15 +233,11 @@ def test_only_whole_checkpoints_are_taken(tmp_path: Path, caplog: pytest.LogCapt
     with open(tmp_path / "step_00000003" / model_file(0, 0), "ab") as file:
         file.write(b"more")
     (tmp_path / "step_99999999.tmp").mkdir()
-    with caplog.at_level(logging.WARNING):
-        assert manifest.newest_whole(tmp_path) == tmp_path / "step_00000002"
-    said = caplog.text
-    assert "step_00000010: " in said
-    assert "no manifest.json" in said
-    assert "step_00000004: " in said
-    assert f"{model_file(1, 0)} is missing" in said
-    assert "step_00000003: " in said
-    assert "bytes instead of" in said
+    assert newest_complete(tmp_path) == tmp_path / "step_00000002"
+    faults = {path.name: str(manifest.fault(path)) for _, path in manifest.checkpoints(tmp_path)}
+    assert "no manifest.json" in faults["step_00000010"]
+    assert f"{model_file(1, 0)} is missing" in faults["step_00000004"]
+    assert "bytes instead of" in faults["step_00000003"]
     with pytest.raises(CheckpointError, match="is not whole"):
         NativeSource(tmp_path / "step_00000004")
 
@@ -303,10 +298,10 @@ def test_pruning_keeps_the_newest_whole_ones(
         write(manifest.step_folder(tmp_path, step), LLAMA, step=step)
     for step in broken_steps:
         broken(manifest.step_folder(tmp_path, step))
-    before = manifest.newest_whole(tmp_path)
+    before = newest_complete(tmp_path)
     prune(tmp_path, keep)
     assert [step for step, _ in manifest.checkpoints(tmp_path)] == left
-    assert manifest.newest_whole(tmp_path) == before
+    assert newest_complete(tmp_path) == before
     prune(tmp_path, keep)
     assert [step for step, _ in manifest.checkpoints(tmp_path)] == left
 
@@ -335,7 +330,7 @@ def test_a_checkpoint_in_another_cut_keeps_its_state(
     write(manifest.step_folder(folder / "old", 7), config, *old, precision, step=7)
     target = folder / "new"
     convert(folder / "old", target, to=Native(tp=new[0], pp=new[1], dtype=dtype))
-    newest = manifest.newest_whole(target)
+    newest = newest_complete(target)
     assert newest == manifest.step_folder(target, 7)
     verify(newest)
     was, now = StateReader(folder / "old" / "step_00000007"), StateReader(newest)

@@ -32,6 +32,7 @@ from smtrain.worker.engine import saving
 from smtrain.worker.engine.base import OptimizerOptions, ParallelOptions, StepResult
 from smtrain.worker.engine.native import NativeEngine
 from smtrain.worker.engine.native.scaling import GOOD_STEPS
+from tests.worker.checkpoint.models import newest_complete
 
 BATCH, SEQ_LEN, STEPS = 8, 32, 20
 OPTIMIZER = OptimizerOptions(eps=1e-6)
@@ -561,7 +562,7 @@ def save_what_is_no_number(rank: int, config: dict[str, Any], options: ParallelO
 
 def train_until_killed(rank: int, config: dict[str, Any], options: ParallelOptions, folder: Path, at: int) -> None:
     """Like a job: continue from the newest whole checkpoint, save every 2 steps; rank 1 is killed after step `at`."""
-    e, newest = engine(config, options), manifest.newest_whole(folder)
+    e, newest = engine(config, options), newest_complete(folder)
     first = e.load(newest)["next"] if newest else 0
     for step in range(first, STEPS):
         result = steps(e, step, step + 1)[0]

@@ -23,6 +23,7 @@ from smtrain.worker.checkpoint.native.reader import KINDS, NativeSource, StateRe
 from smtrain.worker.checkpoint.targets import Native
 from smtrain.worker.checkpoint.verifying import verify
 from tests import tiers
+from tests.worker.checkpoint.models import newest_complete
 from tests.worker.engine import cases
 from tests.worker.engine.cases import CONFIGS, mesh
 from tests.worker.engine.world import Died, World
@@ -245,7 +246,7 @@ def test_a_crash_at_any_moment_leaves_a_whole_checkpoint(again: bool, behind: bo
             outcomes.append("survived")
         except Died:
             outcomes.append("died")
-        newest = manifest.newest_whole(folder)
+        newest = newest_complete(folder)
         assert newest is not None
         verify(newest)
         saved = cases.read_all(newest)
@@ -269,7 +270,7 @@ def test_hosts_with_their_own_disks(four: World, tmp_path: Path) -> None:
     config, options = CONFIGS["llama"], mesh("221")
     disks = [tmp_path / "algo-1", tmp_path / "algo-2"]
     four.run(cases.save_on_hosts, config, options, disks)
-    assert manifest.newest_whole(disks[0]) is None, "half the files are on the other host"
+    assert newest_complete(disks[0]) is None, "half the files are on the other host"
     assert [p.name for _, p in manifest.checkpoints(disks[1])] == [f"step_{s:08d}" for s in (1, 2, 3)]
     four.run(cases.prune_on_hosts, config, options, disks, 2)
     for disk in disks:
@@ -277,7 +278,7 @@ def test_hosts_with_their_own_disks(four: World, tmp_path: Path) -> None:
     together = tmp_path / "s3"
     for disk in disks:
         shutil.copytree(disk, together, dirs_exist_ok=True)
-    newest = manifest.newest_whole(together)
+    newest = newest_complete(together)
     assert newest == together / "step_00000003"
     verify(newest)
     resumed = four.run(cases.resume, config, options, newest, 3, 4)[0][1]
@@ -311,7 +312,7 @@ def test_a_checkpoint_of_another_model_is_refused_on_every_rank(four: World, sol
 def test_a_full_disk_is_an_error_on_every_rank_and_harms_nothing(behind: bool, four: World, tmp_path: Path) -> None:
     answers = four.run(cases.save_on_full_disk, CONFIGS["llama"], mesh("212"), tmp_path, 2, behind)
     assert all("step_00000002 was not written on rank 2: File too large" in a for a in answers), answers
-    newest = manifest.newest_whole(tmp_path)
+    newest = newest_complete(tmp_path)
     assert newest == tmp_path / "step_00000001"
     verify(newest)
     assert not list(tmp_path.rglob("*.part"))

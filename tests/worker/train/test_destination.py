@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from smtrain.core.protocol import owner as ownership
+from smtrain.core.protocol.checkpoints import sizes_in
 from smtrain.core.protocol.container import Container
 from smtrain.core.protocol.lineage import Lineage
 from smtrain.core.protocol.owner import Fence, Owner, OwnerError, owner_uri
@@ -55,7 +56,7 @@ def test_a_checkpoint_has_arrived_when_its_manifest_and_all_files_have(container
     line = line_of(container, 2, 4)
     destination, newest = Destination(container, line, print), line.checkpoints()[-1][1]
     name = line.name(newest)
-    files = sorted(manifest.sizes(newest))
+    files = sorted(sizes_in(newest))
     for file in ["manifest.json", *(file for file in files if file != "manifest.json")]:
         assert not destination.arrived(newest), f"before {file}"
         upload(uri, line, f"{name}/{file}")
@@ -68,7 +69,7 @@ def test_a_checkpoint_has_arrived_when_its_manifest_and_all_files_have(container
 def test_an_older_save_of_the_same_step_has_not_arrived_for_the_new_one(container: Container, uri: str) -> None:
     line = line_of(container, 2)
     path = line.checkpoints()[0][1]
-    for file in manifest.sizes(path):
+    for file in sizes_in(path):
         upload(uri, line, f"{line.name(path)}/{file}")
     text = (path / manifest.NAME).read_text()
     (path / manifest.NAME).write_text(text.replace('"optimizer_steps": 2', '"optimizer_steps": 3'))

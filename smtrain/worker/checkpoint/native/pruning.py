@@ -6,24 +6,20 @@ job, whose disks are gone when it ends. One that just became whole on the disks 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from smtrain.core.protocol.checkpoints import Sizes, sizes_in
 from smtrain.core.protocol.lineage import Lineage, lines_in
 
-Sizes = Mapping[str, int]
 Arrived = Callable[[Path], bool]
 """Tells whether a checkpoint that is whole on the disks is whole where it is kept."""
 
 
 class Disk(Protocol):
     """One engine's checkpoints on one disk."""
-
-    def sizes(self, checkpoint: Path) -> dict[str, int]:
-        """Sizes of the files of a checkpoint on this disk, by relative path."""
-        ...
 
     def fault(self, checkpoint: Path, present: Sizes | None = None) -> str | None:
         """Explain why a checkpoint is not whole if all disks together hold `present`; None if it is."""
@@ -70,7 +66,7 @@ def prune(
     spared: Collection[str] = (),
 ) -> None:  # fmt: skip
     """See `Engine.prune`. Rank 0 decides by what all disks hold together, since each may hold only its host's files."""
-    mine = {line.name(path): disk.sizes(path) for _, path in line.checkpoints()} if ranks.local_rank == 0 else {}
+    mine = {line.name(path): sizes_in(path) for _, path in line.checkpoints()} if ranks.local_rank == 0 else {}
     together: dict[str, dict[str, int]] = {}
     for checkpoints in ranks.gather(mine):
         for name, files in checkpoints.items():

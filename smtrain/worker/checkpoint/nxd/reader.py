@@ -21,6 +21,7 @@ from smtrain.core.model.layout import KvOrder, Layout
 from smtrain.core.model.other_forms import refuse_elsewhere
 from smtrain.core.model.shape import ModelShape
 from smtrain.core.model.text_part import text_part
+from smtrain.core.protocol.checkpoints import RECORDS
 from smtrain.core.text import with_article
 from smtrain.worker.checkpoint.conversion_manifest import checksums, mesh_of, read_manifest
 from smtrain.worker.checkpoint.dtypes import FLOATS, Bits, DType
@@ -33,7 +34,7 @@ from smtrain.worker.checkpoint.tensor_ranges import Slab, Tally
 from smtrain.worker.checkpoint.torch_files import zip as torchzip
 from smtrain.worker.checkpoint.torch_files.unpickle import Reference
 
-_RECORD = "smtrain.json"
+_RECORD = RECORDS["nxd"]
 """The record in a checkpoint of a run."""
 Shards = Mapping[tuple[int, int], Mapping[str, Slab]]
 

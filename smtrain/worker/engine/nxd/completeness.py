@@ -9,18 +9,16 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from smtrain.core.digests import DIGEST, digest_of, with_digest
 from smtrain.core.errors import CheckpointError
 from smtrain.core.files import read_object, write_atomically
-from smtrain.worker.checkpoint.manifest import renamed
+from smtrain.core.protocol.checkpoints import RECORDS, Sizes, renaming_fault, size_faults, sizes_in
 
-NAME = "smtrain.json"
+NAME = RECORDS["nxd"]
 FORMAT, VERSION = "smtrain-nxd", 1
-Sizes = Mapping[str, int]
 _RANKS = re.compile(r"dp_rank_(\d+)_tp_rank_(\d+)_pp_rank_(\d+)")
 
 
@@ -49,7 +47,7 @@ def write(checkpoint: Path, record: dict[str, Any]) -> None:
 def state(checkpoint: Path) -> dict[str, Any]:
     """The training loop's part. Raises `CheckpointError` if there is no record, or if it is of another step."""
     record = _record(checkpoint)
-    if reason := renamed(checkpoint.name, record["step"]):
+    if reason := renaming_fault(checkpoint.name, record["step"]):
         raise CheckpointError(f"{checkpoint}: {reason}")
     state = record.get("state")
     return state if isinstance(state, dict) else {}
@@ -85,25 +83,15 @@ def _record(checkpoint: Path) -> dict[str, Any]:
     return record
 
 
-def sizes(checkpoint: Path) -> dict[str, int]:
-    """Sizes of a checkpoint's files on this disk."""
-    if not checkpoint.is_dir():
-        return {}
-    return {str(p.relative_to(checkpoint)): p.stat().st_size for p in checkpoint.rglob("*") if p.is_file()}
-
-
 def fault(checkpoint: Path, present: Sizes | None = None) -> str | None:
     """Explain why a checkpoint is not whole; `present` has the files of all disks, by default of this one."""
     record = read(checkpoint)
     if isinstance(record, str):
         return record
-    if reason := renamed(checkpoint.name, record["step"]):
+    if reason := renaming_fault(checkpoint.name, record["step"]):
         return reason
-    there = sizes(checkpoint) if present is None else present
-    for name, size in record["files"].items():
-        if there.get(name) != size:
-            return f"{name} is missing" if name not in there else f"{name} has {there[name]} bytes instead of {size}"
-    return None
+    faults = size_faults(record["files"], sizes_in(checkpoint) if present is None else present)
+    return next((f"{name} {fault}" for name, fault in faults.items()), None)
 
 
 def remove(checkpoint: Path) -> None:

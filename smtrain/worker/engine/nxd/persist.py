@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from neuronx_distributed import finalize_checkpoint, load_checkpoint, save_checkpoint
 
 from smtrain.core.errors import CheckpointError, SmtrainError
+from smtrain.core.protocol.checkpoints import sizes_in
 from smtrain.worker.checkpoint import manifest as manifests
 from smtrain.worker.checkpoint.verifying import deal, host_of, sums_of
 from smtrain.worker.engine.nxd import completeness
@@ -140,7 +141,7 @@ def _complete(engine: NxdEngine) -> None:
     everyone, fault = engine.everyone, None
     together: dict[str, int] = {}
     sums: dict[str, dict[str, Any]] = {}
-    mine = completeness.sizes(path)
+    mine = sizes_in(path)
     for files in everyone.gather(mine if local_rank() == 0 else {}):
         together.update(files)
     here = host_of(everyone.gather(local_rank()), everyone.rank)
