@@ -58,7 +58,13 @@ Where = Annotated[
 ]
 
 
-@app.command()
+@app.command(
+    groups={
+        "The model": "--endpoint --compare --adapter --processes --config --target",
+        "What it is asked": "--system --template --chat-template-kwargs --turns",
+        "How it answers": "--max-new-tokens --temperature --top-k --top-p --stop --seed",
+    }
+)
 def chat(
     model: Annotated[
         str | None,
@@ -97,7 +103,11 @@ def chat(
     processes: Processes = None,
     config: Config = None,
 ) -> None:
-    """Talk to a model, which is loaded here, or to an endpoint. /help lists the commands."""
+    """Talk to a model, which is loaded here, or to an endpoint. /help lists the commands.
+
+    $ smtrain chat my-run  # the model that a run exported
+    $ smtrain chat my-run --compare demo://smollm2-135m  # both answer each question
+    """
     from smtrain.tools.chat.chat import chat as begin
     from smtrain.tools.chat.terminal import Terminal
 

@@ -23,7 +23,11 @@ def check(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Report every fault at once, each with its remedy; exit status 2 if there is one. Reads, and changes nothing."""
+    """Report every fault at once, each with its remedy; exit status 2 if there is one. Reads, and changes nothing.
+
+    $ smtrain check run.yaml  # all stages
+    $ smtrain check run.yaml --target aws --stage train  # what AWS would refuse, for the train job
+    """
     from smtrain.tools.check import check as look
 
     report = look(

@@ -11,14 +11,22 @@ from smtrain.cli import options
 from smtrain.core.errors import ConfigError
 from smtrain.core.text import say
 
-app = options.app("Look into checkpoints of any kind, here or on S3.")
+app = options.app(
+    """Look into checkpoints of any kind, here or on S3.
+
+    $ smtrain checkpoint inspect checkpoints/step_1000  # kind, mesh, step and size
+    """
+)
 Path = Annotated[str, typer.Argument(metavar="PATH", help="Folder or s3:// URI.", show_default=False)]
 Config = Annotated[str | None, typer.Option(help="The model's folder or config.json, if the checkpoint has no config.")]
 
 
 @app.command()
 def inspect(path: Path, config: Config = None) -> None:
-    """Describe a checkpoint: kind, topology, family, step, size."""
+    """Describe a checkpoint: kind, topology, family, step, size.
+
+    $ smtrain checkpoint inspect s3://bucket/run/checkpoints  # also afar
+    """
     _named(path)
     from smtrain.worker.checkpoint import summary
 
@@ -28,7 +36,10 @@ def inspect(path: Path, config: Config = None) -> None:
 
 @app.command()
 def diff(a: Path, b: Path, config: Config = None) -> None:
-    """Compare two checkpoints of any kind tensor by tensor; status 1 if they differ."""
+    """Compare two checkpoints of any kind tensor by tensor; status 1 if they differ.
+
+    $ smtrain checkpoint diff model-a model-b  # tensor by tensor
+    """
     _named(a, b)
     count, most = 0, 0.0
     from smtrain.worker.checkpoint import summary
@@ -44,7 +55,10 @@ def diff(a: Path, b: Path, config: Config = None) -> None:
 
 @app.command()
 def verify(path: Path, config: Config = None) -> None:
-    """Read every byte and compare the hashes."""
+    """Read every byte and compare the hashes.
+
+    $ smtrain checkpoint verify checkpoints/step_1000  # reads every byte
+    """
     _named(path)
     from smtrain.worker.checkpoint import summary
 

@@ -22,10 +22,19 @@ Region = Annotated[
 
 @app.callback()
 def cluster() -> None:
-    """Slurm clusters."""
+    """Slurm clusters.
+
+    $ smtrain cluster template run.yaml > cluster.yaml  # a file for ParallelCluster
+    """
 
 
-@app.command()
+@app.command(
+    groups={
+        "Network and access": "--region --head-subnet --compute-subnet --key-name",
+        "Nodes": "--os --ami --post-install --capacity-block --spot --storage",
+        "The config": "--set",
+    }
+)
 def template(
     config: options.Config,
     region: Region = None,
@@ -44,7 +53,11 @@ def template(
     storage: Annotated[int, typer.Option(help="FSx for Lustre, in GiB.")] = 4800,
     set_: options.Set = None,
 ) -> None:
-    """Print the file; what it costs and the commands to run next go to stderr."""
+    """Print the file; what it costs and the commands to run next go to stderr.
+
+    $ smtrain cluster template run.yaml --head-subnet subnet-1 --compute-subnet subnet-2 --key-name me > c.yaml
+        # with your own network
+    """
     import yaml
 
     from smtrain.client.backends.slurm.parallelcluster import UNKNOWN_SUBNET, Site, dollars_per_hour, queues
@@ -84,7 +97,10 @@ def print_network(
     cidr: Annotated[str, typer.Option(metavar="BLOCK", help="Addresses of the VPC.")] = "10.42.0.0/16",
     set_: options.Set = None,
 ) -> None:
-    """Print a CloudFormation template of VPC, subnets and gateways; the commands to run next go to stderr."""
+    """Print a CloudFormation template of VPC, subnets and gateways; the commands to run next go to stderr.
+
+    $ smtrain cluster network run.yaml --zone us-west-2d > vpc.yaml  # VPC, subnets, gateways
+    """
     import yaml
 
     from smtrain.client.backends.slurm.network import NetworkRequest, commands, network, zones_command
@@ -112,7 +128,10 @@ def _region(named: str | None, loaded: JobConfig) -> str:
 
 @app.command("post-install")
 def print_post_install() -> None:
-    """Print the script that installs Neuron's driver on a node as it starts."""
+    """Print the script that installs Neuron's driver on a node as it starts.
+
+    $ smtrain cluster post-install > neuron.sh  # to put on S3
+    """
     from smtrain.client.backends.slurm.parallelcluster import NEURON_SCRIPT
 
     say(NEURON_SCRIPT.rstrip(), whole=True)
@@ -132,6 +151,9 @@ def clean(
     """Show what smtrain has made in the shared folder of the cluster used last, and remove what is asked for.
 
     What a running job or an unfinished run needs stays, and so does all that is not smtrain's or not yours.
+
+    $ smtrain cluster clean  # only look
+    $ smtrain cluster clean --older-than 7d  # remove what is older
     """
     from smtrain.client.backends.choose import cluster as slurm
     from smtrain.client.backends.choose import named

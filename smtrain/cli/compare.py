@@ -45,7 +45,12 @@ def compare(
     json: Annotated[bool, typer.Option("--json", help="One line of JSON in place of the table.")] = False,
     target: options.Where = None,
 ) -> None:
-    """Compare trainings with the first: losses, gradient norms, point of divergence, tokens per second and dollar."""
+    """Compare trainings with the first: losses, gradient norms, point of divergence, tokens per second and dollar.
+
+    $ smtrain compare my-run other-run  # the verdict, and a table
+    $ smtrain compare ours=my-run theirs=nemo/train.log --tokens-per-step 2097152 --out compare
+        # with another tool's log, as a page and a picture
+    """
     import json as encoder
     from array import array
 

@@ -11,12 +11,20 @@ import yaml
 from smtrain.cli import options
 from smtrain.core.text import say
 
-app = options.app("Configs, for people and for editors.")
+app = options.app(
+    """Configs, for people and for editors.
+
+    $ smtrain config show run.yaml  # with all defaults
+    """
+)
 
 
 @app.command()
 def schema() -> None:
-    """Print the JSON Schema of a config, for editors."""
+    """Print the JSON Schema of a config, for editors.
+
+    $ smtrain config schema > smtrain.schema.json  # for an editor
+    """
     from smtrain.core.config.schema import schema_text
 
     say(schema_text(), end="")
@@ -24,7 +32,10 @@ def schema() -> None:
 
 @app.command()
 def show(config: options.Config, set_: options.Set = None) -> None:
-    """Check a config and print it whole, defaults included, as YAML."""
+    """Check a config and print it whole, defaults included, as YAML.
+
+    $ smtrain config show run.yaml --set train.lr=2e-4  # as --set leaves it
+    """
     from smtrain.client.planner.resolve import load_config
 
     say(yaml.safe_dump(load_config(config, set_=set_ or ()).model_dump(mode="json"), sort_keys=False), end="")
@@ -38,6 +49,8 @@ def set_keys(
     """Write keys into a config's file; comments and the order of the rest stay.
 
     Nothing is written if a key is unknown or its value is not valid.
+
+    $ smtrain config set run.yaml train.lr=2e-4  # comments stay
     """
     from smtrain.client.config.load import assigned, draft
     from smtrain.client.config.write import with_value

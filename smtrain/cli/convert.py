@@ -31,7 +31,18 @@ FLAGS = {
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
-@app.command()
+@app.command(
+    groups={
+        "What is written": "--to --format --dtype --max-shard-size --overwrite",
+        "How it is cut": "--tp --pp --cuts --qkv --kv-multiplier --kv-order",
+        "What is read": "--config --merge-adapter --masters --reordered-qkv",
+        "Megatron and NeMo": (
+            "--spec --vpp --first-stage-layers --last-stage-layers --layers-per-stage "
+            "--make-vocab-size-divisible-by --release"
+        ),
+        "Older names": "--xser",
+    }
+)
 def convert(
     source: Annotated[
         str, typer.Argument(metavar="SRC", help="Folder, s3:// or oss:// URI, or demo://; its kind is read from it.")
@@ -98,7 +109,11 @@ def convert(
     ] = None,
     overwrite: options.Overwrite = False,
 ) -> None:
-    """Convert weights; run it again to resume after an interruption."""
+    """Convert weights; run it again to resume after an interruption.
+
+    $ smtrain convert model shards --to nxd --tp 8 --pp 4  # a Hugging Face folder, cut for 32 cores
+    $ smtrain convert checkpoints model --to hf  # checkpoints of any kind, back to Hugging Face
+    """
     import smtrain
     from smtrain.worker.checkpoint.targets import make_target
 

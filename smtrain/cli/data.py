@@ -38,7 +38,13 @@ from smtrain.core.model.hf_folder import folder_of
 from smtrain.core.near import hint
 from smtrain.core.text import room, say
 
-app = options.app("Text as tokens: look at it, tokenize it, and handle datasets of tokens.")
+app = options.app(
+    """Text as tokens: look at it, tokenize it, and handle datasets of tokens.
+
+    $ smtrain data report texts/  # look at the text first
+    $ smtrain data prepare texts/ tokens --model demo://smollm2-135m  # then make tokens of it
+    """
+)
 DATASET = "A prepared folder, or the PREFIX of a Megatron pair PREFIX.bin and PREFIX.idx."
 Dataset = Annotated[str, typer.Argument(metavar="DATASET", help=DATASET, show_default=False)]
 Out = Annotated[str, typer.Argument(metavar="OUT", help="What to write.", show_default=False)]
@@ -48,7 +54,22 @@ Model = Annotated[
 SeqLen = Annotated[int, typer.Option("--seq-len", min=1, help="Tokens per sequence.")]
 
 
-@app.command()
+@app.command(
+    groups={
+        "How the text is read": (
+            "--format --text-column --map-keys --encoding --separator --max-bad --validation-split --json-keys"
+        ),
+        "What is left out or changed": (
+            "--unicode --strip-control --min-characters --deduplicate --near-duplicates --filter --pii --phone-region"
+        ),
+        "Languages and text of tests": (
+            "--fix-mojibake --language --language-model --decontaminate --decontaminate-column"
+        ),
+        "Tokens": "--model --chat-template-kwargs --seq-len --objective --overlong --no-eod --shard-size",
+        "Held-out text": "--validation-fraction --validation-path",
+        "Running": "--workers --overwrite --ray-address --max-crashed",
+    }
+)
 def prepare(
     inputs: Annotated[
         list[str], typer.Argument(metavar="INPUT...", help="Files, folders, globs, s3://, hf:// or demo://.")
@@ -116,7 +137,12 @@ def prepare(
     max_crashed: Annotated[int, typer.Option(min=0, help="On a cluster: shares to leave out if they crash.")] = 0,
     overwrite: options.Overwrite = False,
 ) -> None:
-    """Tokenize text; run it again to resume after an interruption."""
+    """Tokenize text; run it again to resume after an interruption.
+
+    $ smtrain data prepare texts/ tokens --model demo://smollm2-135m --validation-fraction 0.01  # with held-out text
+    $ smtrain data prepare 'crawl/*.jsonl' tokens --model model --text-column content --filter c4 --deduplicate
+        # cleaned on the way
+    """
     choices = (("--objective", objective, ("pretrain", "sft", "dpo")), ("--overlong", overlong, ("truncate", "drop")))
     if wrong := [(option, word, known) for option, word, known in choices if word not in known]:
         values = table("word_names")["values"]
@@ -223,7 +249,10 @@ def merge(
     ],
     overwrite: options.Overwrite = False,
 ) -> None:
-    """Append datasets to one another."""
+    """Append datasets to one another.
+
+    $ smtrain data merge tokens-a tokens-b all  # writes all.bin and all.idx
+    """
     typed(FLAGS)
     for name in [*datasets, output]:
         named("DATASET or PREFIX", name)
@@ -261,7 +290,10 @@ def split(
     ],
     overwrite: options.Overwrite = False,
 ) -> None:
-    """Split a dataset between documents, in order."""
+    """Split a dataset between documents, in order.
+
+    $ smtrain data split tokens part 98 1 1  # writes part_0, part_1 and part_2
+    """
     typed(FLAGS)
     named("DATASET", dataset)
     named("PREFIX", output)
@@ -287,7 +319,10 @@ def inspect(
     png: Annotated[Optional[str], typer.Option(help="Plot frequency by rank into this file.")] = None,  # noqa: UP045
     as_json: Annotated[bool, typer.Option("--json", help="Print the counts as JSON.")] = False,
 ) -> None:
-    """Describe a dataset: counts, how often tokens occur, and how it begins."""
+    """Describe a dataset: counts, how often tokens occur, and how it begins.
+
+    $ smtrain data inspect tokens --model demo://smollm2-135m  # with its first words
+    """
     from smtrain.client.follow.curve import sparkline
 
     named("DATASET", dataset)
@@ -326,12 +361,22 @@ def _shown(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-app.command()(report)
+app.command(
+    groups={
+        "How the text is read": "--format --text-column --limit-mb",
+        "What is counted": "--model --against --filter --near-duplicates --pii --phone-region",
+        "Languages": "--fix-mojibake --language --language-model",
+        "Output": "--out --overwrite",
+    }
+)(report)
 
 
 @app.command()
 def export(dataset: Dataset, output: Out, seq_len: SeqLen = 4096) -> None:
-    """Write blocks of input_ids, attention_mask and labels that `datasets.load_from_disk` opens."""
+    """Write blocks of input_ids, attention_mask and labels that `datasets.load_from_disk` opens.
+
+    $ smtrain data export tokens blocks --seq-len 2048  # for datasets.load_from_disk
+    """
     typed(FLAGS)
     named("DATASET", dataset)
     options.folder_of("OUT", output)
@@ -351,7 +396,10 @@ def import_(
     seq_len: SeqLen = 4096,
     overwrite: options.Overwrite = False,
 ) -> None:
-    """Make a prepared dataset of tokens that others wrote."""
+    """Make a prepared dataset of tokens that others wrote.
+
+    $ smtrain data import megatron/corpus tokens --model model  # corpus.bin and corpus.idx
+    """
     typed(FLAGS)
     named("SOURCE", source)
     named("--model", model)

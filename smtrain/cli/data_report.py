@@ -49,7 +49,11 @@ def report(
     ] = None,
     overwrite: options.Overwrite = False,
 ) -> None:
-    """Write an HTML page about text: lengths, duplicates, scripts, repeated lines, what filters would remove."""
+    """Write an HTML page about text: lengths, duplicates, scripts, repeated lines, what filters would remove.
+
+    $ smtrain data report texts/ --out report.html  # a page on the text
+    $ smtrain data report texts/ --against questions.jsonl --filter gopher_quality  # overlap, and what would go
+    """
     typed(FLAGS)
     cleaned = cleaning(
         near_duplicates, language, language_model, filters=filters, pii=pii, phone_region=phone_region,

@@ -32,7 +32,11 @@ def demo(
     docker: options.Docker = False,
 ) -> None:
     """SmolLM2-135M learns this machine's Python documentation, and answers before and after; a second call skips what
-    is done. If the model cannot be downloaded, a tiny one is trained from scratch."""
+    is done. If the model cannot be downloaded, a tiny one is trained from scratch.
+
+    $ smtrain demo  # SmolLM2-135M, 270 MB to download
+    $ smtrain demo --tiny  # a model from scratch, nothing to download
+    """
     from rich.console import Console
 
     from smtrain.cli.demo_show import run_and_show, show

@@ -12,7 +12,12 @@ from smtrain.core.text import say
 app = options.app()
 
 
-@app.command()
+@app.command(
+    groups={
+        "The endpoint": "--name --instance --instances --for --max-length --detach",
+        "Its account": "--role --schedule-role --image --target",
+    }
+)
 def deploy(
     model: Annotated[str, typer.Argument(metavar="MODEL", show_default=False, help="Run, job, or s3:// prefix.")],
     instance: Annotated[str, typer.Option(metavar="TYPE", help="Instance type with GPUs, such as ml.g6e.xlarge.")],
@@ -30,7 +35,10 @@ def deploy(
     detach: Annotated[bool, typer.Option("--detach", help="Do not wait until it answers.")] = False,
     target: options.To = None,
 ) -> None:
-    """Deploy an exported model to a SageMaker endpoint; says first what an hour costs and whether the model fits."""
+    """Deploy an exported model to a SageMaker endpoint; says first what an hour costs and whether the model fits.
+
+    $ smtrain deploy my-run --instance ml.g6e.xlarge --for 2h  # deleted after two hours
+    """
     from smtrain.tools.serve.deploy import deploy as deployed
 
     seconds = options.seconds_of("--for", for_)

@@ -40,6 +40,9 @@ def doctor(
     """Report what this machine has and what keeps it from training, each with the remedy; exit status 2 for a fault.
 
     The report has no names, folders or secrets of yours, so you can send it to others.
+
+    $ smtrain doctor --json doctor.json  # what this machine has, to send with a question
+    $ smtrain doctor --train --page doctor.html  # ten minutes of training on all its devices
     """
     from smtrain.tools.doctor.diagnosis import diagnose, refuse, write
     from smtrain.tools.doctor.training import MINUTES

@@ -36,6 +36,9 @@ def download(
     """Copy what a job produced into a folder: its model, its whole checkpoints, or what it measured.
 
     Identical files are kept; only --overwrite replaces others.
+
+    $ smtrain download my-run model  # the model, as a Hugging Face folder
+    $ smtrain download my-run curves --what metrics  # what it measured, also for TensorBoard
     """
     options.folder_of("FOLDER", folder)
     stages = ("export", "train") if what is WhatOption.model else ("train",)

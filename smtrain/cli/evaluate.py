@@ -31,7 +31,16 @@ FLAGS = {
 }  # fmt: skip
 
 
-@app.command()
+@app.command(
+    groups={
+        "What is asked": "--tasks --data --text --lengths --limit",
+        "How it is asked": (
+            "--num-fewshot --apply-chat-template --chat-template-kwargs --batch-size --run-generated-code"
+        ),
+        "Which models": "--base --target",
+        "Output": "--out --json --overwrite",
+    }
+)
 def evaluate(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="Folder, run, job or s3:// URI of the model.", show_default=False)
@@ -73,7 +82,11 @@ def evaluate(
     overwrite: options.Overwrite = False,
     target: options.Where = None,
 ) -> None:
-    """Evaluate a model by lm-evaluation-harness; with --base, before and after, with standard errors and a test."""
+    """Evaluate a model by lm-evaluation-harness; with --base, before and after, with standard errors and a test.
+
+    $ smtrain evaluate my-run --tasks hellaswag,arc_easy --limit 200  # a first look
+    $ smtrain evaluate my-run --tasks mmlu --base demo://smollm2-135m --out scores  # before and after
+    """
     from smtrain.client.backends.choose import place_of
     from smtrain.worker.evaluation import evaluate
     from smtrain.worker.evaluation.harness import EvaluationRequest, refuse_tasks, refuse_unheard, refuse_unreachable

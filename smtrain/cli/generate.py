@@ -15,7 +15,14 @@ from smtrain.core.text import json_text, say
 app = options.app()
 
 
-@app.command()
+@app.command(
+    groups={
+        "The model": "--adapter --processes --config --target",
+        "What it is asked": "--prompt --chat --system --template --chat-template-kwargs",
+        "How it answers": "--max-new-tokens --temperature --top-k --top-p --stop --seed --beams --length-penalty",
+        "Output": "--out --overwrite --batch --stream --json",
+    }
+)
 def generate(
     model: Model,
     files: Annotated[
@@ -49,7 +56,11 @@ def generate(
     processes: Processes = None,
     config: Config = None,
 ) -> None:
-    """Let a model continue prompts, or answer them in its chat template; greedy unless a temperature is given."""
+    """Let a model continue prompts, or answer them in its chat template; greedy unless a temperature is given.
+
+    $ smtrain generate my-run --prompt 'Once upon a time'  # one prompt, on the screen
+    $ smtrain generate my-run prompts.txt --out texts.jsonl --temperature 0.7  # a prompt a line, into a file
+    """
 
     from smtrain.core.errors import ConfigError
     from smtrain.tools.chat.generate import PromptFormat, one_by_one, read_prompts

@@ -16,10 +16,19 @@ app = options.app()
 
 @app.callback()
 def iam() -> None:
-    """Permissions that a config needs."""
+    """Permissions that a config needs.
+
+    $ smtrain iam policy run.yaml  # all three policies
+    """
 
 
-@app.command()
+@app.command(
+    groups={
+        "Which policy": "--caller --role --trust",
+        "What else it must allow": "--tune --endpoint --group --pipeline",
+        "The config": "--set --target",
+    }
+)
 def policy(
     chosen: options.ConfigOptions,
     services: options.ServiceOptions,
@@ -27,7 +36,11 @@ def policy(
     role: Annotated[bool, typer.Option("--role", help="Only the policy of the execution role.")] = False,
     trust: Annotated[bool, typer.Option("--trust", help="Only the role's trust policy.")] = False,
 ) -> None:
-    """Print the policies of caller and role and the role's trust policy, for this config and nothing else."""
+    """Print the policies of caller and role and the role's trust policy, for this config and nothing else.
+
+    $ smtrain iam policy run.yaml --role  # the policy of the execution role
+    $ smtrain iam policy run.yaml --trust  # who may take that role
+    """
     from smtrain.client.iam import policies, trust_policy_of
 
     chosen.refuse_local("policy")

@@ -25,7 +25,10 @@ ForConfig = Annotated[
 
 @app.callback()
 def image() -> None:
-    """The image of your jobs: build one that installs nothing, verify it, or make a tiny one for tests."""
+    """The image of your jobs: build one that installs nothing, verify it, or make a tiny one for tests.
+
+    $ smtrain image build run.yaml --print  # see the Dockerfile first
+    """
 
 
 @app.command()
@@ -50,6 +53,10 @@ def build(
     """Build an image with all packages of the config's stages, pinned by hash: its jobs install nothing at start.
 
     Packages of the base image are never replaced. Without Docker, --context writes the input of any builder.
+
+    $ smtrain image build run.yaml --tag my-image  # on this machine
+    $ smtrain image build run.yaml --push 123456789012.dkr.ecr.us-west-2.amazonaws.com/smtrain:1
+        # and then to Amazon ECR
     """
     from smtrain.core.errors import LocalError
     from smtrain.core.facts.images import sdk_release
@@ -118,7 +125,10 @@ def verify(
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
     set_: options.Set = None,
 ) -> None:
-    """Look into an image: libraries, imports, tools, user, a stage that fails. Exit status 2 if it is faulty."""
+    """Look into an image: libraries, imports, tools, user, a stage that fails. Exit status 2 if it is faulty.
+
+    $ smtrain image verify my-image --for run.yaml  # for the jobs of one config
+    """
     from smtrain.core.errors import LocalError
     from smtrain.plane.docker import connect, local_image
     from smtrain.stages import STAGES
@@ -146,7 +156,10 @@ def pull(
     ],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Fetch it without asking.")] = False,
 ) -> None:
-    """Fetch an image after saying how large it is. Amazon ECR is reached with your AWS credentials."""
+    """Fetch an image after saying how large it is. Amazon ECR is reached with your AWS credentials.
+
+    $ smtrain image pull public.ecr.aws/docker/library/python:3.12 --yes  # without asking
+    """
     from smtrain.core.config.units import spell_bytes
     from smtrain.core.errors import ConfigError
     from smtrain.plane.docker import connect, present_image
@@ -185,6 +198,8 @@ def tiny(
 
     It uses this machine's Python, read-only, and so works only on this machine; without --from it uses the programs
     in /usr as well, and is made in a second.
+
+    $ smtrain image tiny  # then: smtrain run run.yaml --docker --set local.image=smtrain-tiny
     """
     from smtrain.core.errors import LocalError
     from smtrain.plane.docker import connect

@@ -29,7 +29,11 @@ def images(
     engine: Annotated[EngineOption, typer.Option(help="Engine to choose the image for.")] = EngineOption.nxd,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """List the images, newest first. A whole URI in compute.image always wins."""
+    """List the images, newest first. A whole URI in compute.image always wins.
+
+    $ smtrain images --region eu-north-1  # the images of a region's registry
+    $ smtrain images --engine native --json  # for a program
+    """
     rows, facts = image_rows(), table("images")
     uri = image_uri(region, engine.value) if known_image(engine.value) else None
     if as_json:

@@ -38,7 +38,11 @@ def init(
     machines: Annotated[str | None, typer.Option(metavar="WHERE", help="`here`, or TYPE[:COUNT] on AWS.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file of that name.")] = False,
 ) -> None:
-    """Write a commented config; asks for missing options: the model, the text, and the machines."""
+    """Write a commented config; asks for missing options: the model, the text, and the machines.
+
+    $ smtrain init  # asks three questions
+    $ smtrain init my-run.yaml --model hf://HuggingFaceTB/SmolLM2-135M --data texts/ --machines here  # asks nothing
+    """
     from smtrain.client.config.sample import Machines, values
     from smtrain.client.launch.inputs import type_faults
     from smtrain.core.errors import ConfigError

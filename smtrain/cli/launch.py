@@ -12,13 +12,24 @@ from smtrain.core.text import say
 app = options.app()
 
 
-@app.command()
+@app.command(
+    groups={
+        "The config": "--set --target",
+        "What is run": "--stage --again --from-step --docker --yes --no-check",
+        "Look first, start nothing": "--dry-run --upload --show-uploads",
+        "While it runs": "--wait --plain --every",
+    }
+)
 def launch(
     start: options.StartOptions,
     stage: Annotated[options.StageOption, typer.Option(help="The stage to start.")] = options.StageOption.train,
     wait: Annotated[bool, typer.Option("--wait/--detach", help="Follow the job, or return at once.")] = True,
 ) -> None:
-    """Start one stage of a config and follow it."""
+    """Start one stage of a config and follow it.
+
+    $ smtrain launch run.yaml --stage train  # one stage, followed to its end
+    $ smtrain launch run.yaml --from-step 2000 --set train.lr=5e-5  # again from an earlier checkpoint
+    """
     from smtrain.cli.price_check import say_unpatched
     from smtrain.tools.run import launch as launch_stage
 

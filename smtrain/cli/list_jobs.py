@@ -31,7 +31,11 @@ def list_(
     name: Annotated[str | None, typer.Option(help="Only jobs whose name contains this.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="Show at most this many.")] = 20,
 ) -> None:
-    """List jobs, newest first; a last line says how many more there are."""
+    """List jobs, newest first; a last line says how many more there are.
+
+    $ smtrain list  # the newest 20 jobs here
+    $ smtrain list --target aws --name llama --limit 50  # jobs on AWS, by name
+    """
     from smtrain.client.backends.choose import named
     from smtrain.client.jobs.listing import list_jobs
 

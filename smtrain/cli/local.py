@@ -12,7 +12,12 @@ from smtrain.core.text import say, shell_word
 if TYPE_CHECKING:
     from smtrain.plane.server.clean import Removal
 
-app = options.app("The control plane on this machine, which takes jobs in place of AWS, and its disk.")
+app = options.app(
+    """The control plane on this machine, which takes jobs in place of AWS, and its disk.
+
+    $ smtrain local clean  # what takes the disk; removes nothing
+    """
+)
 
 
 NOT_SHOWN = "AWS_SECRET_ACCESS_KEY"
@@ -20,7 +25,10 @@ NOT_SHOWN = "AWS_SECRET_ACCESS_KEY"
 
 @app.command()
 def status(secrets: Annotated[bool, typer.Option("--secrets", help="Show the secret key too.")] = False) -> None:
-    """Show the control plane's state, address and disk use, and how to point other tools at it."""
+    """Show the control plane's state, address and disk use, and how to point other tools at it.
+
+    $ smtrain local status  # address, disk, and how to point other tools at it
+    """
     from smtrain.plane.client import home_folder, running, server_pid
     from smtrain.plane.server.clean import aside, usage
 
@@ -46,6 +54,8 @@ def env() -> None:
     """Print the variables that point other tools at the control plane, for `eval "$(smtrain local env)"`.
 
     Starts the control plane if it does not run. The output holds its secret key.
+
+    $ smtrain local env  # for a shell: eval "$(smtrain local env)"
     """
     from smtrain.plane.client import ensure_running
 
@@ -60,7 +70,10 @@ def exports(variables: dict[str, str]) -> list[str]:
 
 @app.command()
 def stop() -> None:
-    """Stop the control plane; jobs that run are ended, everything else is kept."""
+    """Stop the control plane; jobs that run are ended, everything else is kept.
+
+    $ smtrain local stop  # the next command starts it again
+    """
     from smtrain.plane.client import shut_down
 
     shut_down()
@@ -80,6 +93,9 @@ def clean(
     """Show what the home folder holds on disk, and remove what is asked for.
 
     What a running job or an unfinished run needs stays.
+
+    $ smtrain local clean --older-than 7d  # jobs of finished runs; models stay
+    $ smtrain local clean --run my-run --yes  # one run with all that it left, unasked
     """
     from smtrain.core.config.units import spell_bytes
     from smtrain.plane.client import ensure_running, home_folder

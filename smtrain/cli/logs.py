@@ -15,7 +15,12 @@ from smtrain.core.text import say
 app = options.app()
 
 
-@app.command()
+@app.command(
+    groups={
+        "Which lines": "--target --host --grep --since --tail",
+        "While it runs": "--follow --resume --plain --every --lines",
+    }
+)
 def logs(
     job: options.JobName,
     target: options.Where = None,
@@ -37,7 +42,11 @@ def logs(
         bool, typer.Option("--lines/--no-lines", help="Without the panel: print lines, or summaries only.")
     ] = True,
 ) -> None:
-    """Print what a job's hosts wrote, all hosts in the order of time."""
+    """Print what a job's hosts wrote, all hosts in the order of time.
+
+    $ smtrain logs my-run --follow  # until the job ends; Ctrl-C leaves it running
+    $ smtrain logs my-run --host algo-2 --grep 'loss|error' --since 10m  # part of it
+    """
     from smtrain.client.follow.show import View
     from smtrain.client.follow.show import follow as show
 

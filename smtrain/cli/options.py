@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import partial
 from inspect import Parameter, Signature, signature
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from smtrain.client.follow.show import View
     from smtrain.client.jobs.job import Job
     from smtrain.core.config import JobConfig, Stage
+
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 NARROW = 54
 """Below this many columns click would print help for a wider terminal."""
@@ -348,10 +350,20 @@ def folder_of(option: str, text: str | None) -> str | None:
 class App(typer.Typer):
     """A typer app whose commands have the help of `cli.help` and may take classes of options."""
 
-    def command(self, name: str | None = None, **settings: Any) -> Any:
-        """As typer's. A parameter that is a dataclass becomes an option for each of its fields."""
-        register = super().command(name, **{"cls": Helped, **settings})
-        return lambda function: register(_flat(function))
+    def command(
+        self, name: str | None = None, *, groups: Mapping[str, str] | None = None, **settings: Any
+    ) -> Callable[[Command], Command]:
+        """As typer's. A parameter that is a dataclass becomes an option for each of its fields.
+
+        `groups` are the headings of the options in the help, each with its options as words.
+        """
+        add = super().command(name, cls=type("Helped", (Helped,), {"groups": groups or {}}), **settings)
+
+        def register(function: Command) -> Command:
+            add(_flat(function))
+            return function
+
+        return register
 
 
 def _flat(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -382,10 +394,10 @@ def _flat(command: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def app(about: str = "") -> typer.Typer:
+def app(about: str = "") -> App:
     """A command's typer app: plain errors, no shell-completion options on every command.
 
-    `about` is the first line of the help of a command that has commands of its own.
+    `about` is the help of a command that has subcommands, with its examples.
     """
     columns = shutil.get_terminal_size().columns
     settings = {"terminal_width": max(20, columns - 2)} if columns < NARROW else {}

@@ -23,7 +23,11 @@ def pipeline(
     ] = None,
     no_check: options.NoCheck = False,
 ) -> None:
-    """Print the stages of a config as the definition of a SageMaker pipeline, or create it."""
+    """Print the stages of a config as the definition of a SageMaker pipeline, or create it.
+
+    $ smtrain pipeline run.yaml  # the definition, as JSON
+    $ smtrain pipeline run.yaml --start --name nightly  # create it on AWS, and start it
+    """
     from smtrain.cli.price_check import say_unpatched
     from smtrain.client.planner.resolve import load_config
     from smtrain.tools.pipeline import pipeline as made

@@ -32,7 +32,14 @@ class Rank(str, Enum):
     cost = "cost"
 
 
-@app.command()
+@app.command(
+    groups={
+        "The run": "--set --target --model",
+        "What to choose among": "--machines --machine-file --best --rank --budget --deadline",
+        "Numbers to go by": "--prices --measured --probe",
+        "Output": "--tokens --json",
+    }
+)
 def plan(
     configs: Annotated[
         list[str] | None,
@@ -80,7 +87,12 @@ def plan(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:  # fmt: skip
-    """Show whether a run fits, its speed, how long it takes and what it costs; exit status 1 if it does not fit."""
+    """Show whether a run fits, its speed, how long it takes and what it costs; exit status 1 if it does not fit.
+
+    $ smtrain plan run.yaml  # the config as it is, and the five fastest meshes
+    $ smtrain plan run.yaml --best --machines ml.trn1.32xlarge:8 --machines ml.trn1.32xlarge:16 --budget 5000
+        # the best way within a budget
+    """
     from smtrain.client.config.load import draft
     from smtrain.client.planner.plan import plan as make
     from smtrain.client.planner.resolve import earlier_of

@@ -9,12 +9,20 @@ import typer
 from smtrain.cli import options
 from smtrain.core.text import say
 
-app = options.app("Warm pools: machines that AWS keeps, and bills, for the next job.")
+app = options.app(
+    """Warm pools: machines that AWS keeps, and bills, for the next job.
+
+    $ smtrain pool list --target aws  # what they cost while they wait
+    """
+)
 
 
 @app.command("list")
 def list_pools(target: options.At = options.TargetOption.local) -> None:
-    """List warm pools that a job could reuse: what each costs, and until when it is kept."""
+    """List warm pools that a job could reuse: what each costs, and until when it is kept.
+
+    $ smtrain pool list --target aws  # what they cost while they wait
+    """
     from smtrain.client.backends.sagemaker.target import Target
     from smtrain.client.launch.pools import available
     from smtrain.core.config.units import spell
@@ -39,7 +47,10 @@ def release(
     everything: Annotated[bool, typer.Option("--all", help="Release every pool.")] = False,
     target: options.At = options.TargetOption.local,
 ) -> None:
-    """Give a warm pool's machines back; nothing is billed for them from then on."""
+    """Give a warm pool's machines back; nothing is billed for them from then on.
+
+    $ smtrain pool release --all --target aws  # stop paying for all of them
+    """
     from smtrain.client.backends.sagemaker.target import Target
     from smtrain.client.launch import pools
     from smtrain.core.errors import JobError

@@ -24,7 +24,10 @@ def push(
     ] = None,
     target: options.Where = None,
 ) -> None:
-    """Upload an exported model and its card to the Hugging Face hub; run it again to resume."""
+    """Upload an exported model and its card to the Hugging Face hub; run it again to resume.
+
+    $ smtrain push my-run my-name/my-model  # a private repository, unless --public
+    """
     from smtrain.tools.publish.push import push as pushed
 
     pushed(

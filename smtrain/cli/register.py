@@ -23,7 +23,10 @@ def register(
     image: options.ServingImage = None,
     target: options.To = None,
 ) -> None:
-    """Register a run's exported model as a version of a model package group, with its metrics and origin."""
+    """Register a run's exported model as a version of a model package group, with its metrics and origin.
+
+    $ smtrain register my-run --instance ml.g6e.xlarge --group my-models  # a version to approve
+    """
     from smtrain.tools.publish.register import register as registered
 
     registered(run, instance, group=group, approve=approve, role=role, image=image, target=options.name_of(target))

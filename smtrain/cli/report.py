@@ -22,6 +22,8 @@ def report(
     """Write one HTML page on a run: curves, validation, cost and waste, environment, and how to run it again.
 
     The page needs no network and shows nothing that a job hid.
+
+    $ smtrain report my-run --out my-run.html  # a page to send to a colleague
     """
     from smtrain.tools.report.report import report as written
 

@@ -20,7 +20,15 @@ if TYPE_CHECKING:
 app = options.app()
 
 
-@app.command()
+@app.command(
+    groups={
+        "The config": "--set --target",
+        "What is run": "--again --from-step --docker --yes --no-check",
+        "Look first, start nothing": "--dry-run --upload --show-uploads",
+        "While it runs": "--wait --plain --every",
+        "At the end": "--download --overwrite",
+    }
+)
 def run(
     context: typer.Context,
     start: options.StartOptions,
@@ -39,7 +47,11 @@ def run(
         bool | None, typer.Option("--wait/--detach", help="Follow to the end; on Slurm a run can continue alone.")
     ] = None,
 ) -> None:  # fmt: skip
-    """Run all stages of a config; stages that are done are skipped, so it is safe to run twice."""
+    """Run all stages of a config; stages that are done are skipped, so it is safe to run twice.
+
+    $ smtrain run run.yaml  # all stages; what is done is skipped
+    $ smtrain run run.yaml --target aws --dry-run  # the requests that AWS would get; sends nothing
+    """
     from smtrain.client.backends.choose import target_of
     from smtrain.stages import stages_of
     from smtrain.tools.run import run as run_all

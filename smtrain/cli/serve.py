@@ -37,7 +37,11 @@ def serve(
     chat_template_kwargs: TemplateOptions = None,
     target: options.Where = None,
 ) -> None:
-    """Serve a model by OpenAI's API until Ctrl-C: a folder, a run or a job that exported one."""
+    """Serve a model by OpenAI's API until Ctrl-C: a folder, a run or a job that exported one.
+
+    $ smtrain serve my-run --port 8000  # OpenAI's API on this machine
+    $ smtrain serve my-run --server vllm --option max-model-len=4096  # with an option of vLLM
+    """
     from smtrain.core.errors import ConfigError
     from smtrain.tools.serve.local_server import serve as served
 

@@ -15,7 +15,11 @@ app = options.app()
 
 @app.command()
 def status(job: options.JobName, target: options.Where = None) -> None:
-    """Show a job: state, progress, cost, checkpoints, and why it failed."""
+    """Show a job: state, progress, cost, checkpoints, and why it failed.
+
+    $ smtrain status my-run  # the run's job that runs, or its newest
+    $ smtrain status my-run-train-1a2b3c4d --target aws  # one job on AWS
+    """
     from datetime import datetime, timezone
     from statistics import median
 

@@ -19,7 +19,10 @@ def stop(
     target: options.Where = None,
     wait: Annotated[bool, typer.Option("--wait/--detach", help="Return when it has stopped, or at once.")] = True,
 ) -> None:
-    """Ask a job to save a checkpoint and stop, within 120 s or what its config gives."""
+    """Ask a job to save a checkpoint and stop, within 120 s or what its config gives.
+
+    $ smtrain stop my-run  # save a checkpoint, then stop
+    """
     from smtrain.core.facts.sagemaker import ENDED
 
     handle = options.job_named(job, target)

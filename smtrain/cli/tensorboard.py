@@ -20,7 +20,11 @@ def tensorboard(
     out: Annotated[str | None, typer.Option(metavar="FOLDER", help="Write the event files there, and end.")] = None,
     target: options.Where = None,
 ) -> None:
-    """Open TensorBoard on a run; of one that trains, with every new step. The steps are those of its log."""
+    """Open TensorBoard on a run; of one that trains, with every new step. The steps are those of its log.
+
+    $ smtrain tensorboard my-run  # on http://127.0.0.1:6006
+    $ smtrain tensorboard my-run --out events  # only write the event files
+    """
     from pathlib import Path
     from tempfile import TemporaryDirectory
 

@@ -15,7 +15,13 @@ from smtrain.core.text import say
 app = options.app()
 
 
-@app.command()
+@app.command(
+    groups={
+        "What is tried": "--over --max-jobs --parallel --budget --early-stop",
+        "The config": "--set --target",
+        "Start and output": "--dry-run --no-check --out",
+    }
+)
 def tune(
     chosen: options.ConfigOptions,
     over: Annotated[
@@ -40,7 +46,11 @@ def tune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the tuning job's request; AWS alone.")] = False,
     no_check: options.NoCheck = False,
 ) -> None:  # fmt: skip
-    """Train a config several times with other values; the table shows which are best, best.yaml has them."""
+    """Train a config several times with other values; the table shows which are best, best.yaml has them.
+
+    $ smtrain tune run.yaml --over train.lr=log:1e-5..1e-3 --max-jobs 8  # eight learning rates
+    $ smtrain tune run.yaml --over train.seed=1,2,3 --to-the-end  # how much a seed changes
+    """
     from smtrain.cli.price_check import say_unpatched
     from smtrain.client.planner.resolve import load_config
     from smtrain.core.errors import ConfigError

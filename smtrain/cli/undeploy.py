@@ -17,7 +17,10 @@ def undeploy(
     name: Annotated[str, typer.Argument(metavar="ENDPOINT", show_default=False, help="Name of the endpoint.")],
     target: options.To = None,
 ) -> None:
-    """Delete an endpoint with its configuration, model entries and schedule; the model's files stay."""
+    """Delete an endpoint with its configuration, model entries and schedule; the model's files stay.
+
+    $ smtrain undeploy my-run  # endpoint, configuration and schedule
+    """
     from smtrain.tools.serve.deploy import undeploy as undeployed
 
     undeployed(name, target=options.name_of(target), say=say)

@@ -15,7 +15,7 @@ import typer
 
 from smtrain.cli import COMMANDS
 from smtrain.cli import EXAMPLES as BEGIN
-from smtrain.cli.help import EXAMPLES, GROUPS, MANY, folded
+from smtrain.cli.help import MANY, folded
 from tests.typed import typed
 
 
@@ -33,6 +33,8 @@ def every() -> Iterator[tuple[str, Any]]:
 
 
 ALL = dict(every())
+EXAMPLES: dict[str, list[tuple[str, str]]] = {path: command.examples for path, command in ALL.items()}
+GROUPS = {path: command.groups for path, command in ALL.items() if getattr(command, "groups", None)}
 
 
 def words_of(command: str) -> list[str]:
@@ -52,9 +54,8 @@ def parsed(words: list[str]) -> str:
     return path
 
 
-def test_every_command_has_one_or_two_examples_and_no_other_has() -> None:
-    assert EXAMPLES.keys() == ALL.keys()
-    assert {len(examples) for examples in EXAMPLES.values()} <= {1, 2}
+def test_every_command_has_one_or_two_examples() -> None:
+    assert {path: len(examples) for path, examples in EXAMPLES.items() if len(examples) not in (1, 2)} == {}
 
 
 @pytest.mark.parametrize("path", EXAMPLES)
@@ -95,11 +96,10 @@ def test_a_long_list_of_options_is_in_groups_without_one_left_over() -> None:
     for path, command in ALL.items():
         options = [param for param in command.params if param.param_type_name == "option" and not param.hidden]
         names = [next(name for name in param.opts if name.startswith("--")) for param in options]
-        listed = [option for group in GROUPS.get(path, {}).values() for option in group]
+        listed = [option for group in GROUPS.get(path, {}).values() for option in group.split()]
         if len(options) > MANY or listed:
-            assert sorted(listed) == sorted(set(names) - {"--help"}), f"{path}: GROUPS of smtrain/cli/help.py"
-            assert all(len(group) <= MANY for group in GROUPS[path].values()), path
-    assert GROUPS.keys() <= ALL.keys()
+            assert sorted(listed) == sorted(set(names) - {"--help"}), f"{path}: `groups` of its decorator"
+            assert all(len(group.split()) <= MANY for group in GROUPS[path].values()), path
 
 
 def test_the_headings_stand_in_the_help() -> None:
