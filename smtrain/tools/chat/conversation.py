@@ -60,7 +60,7 @@ class Speaker:
 
 @public_class
 class Chat:
-    """A conversation; `smtrain.chat` makes it. In a notebook it shows a box to type in."""
+    """A conversation; `smtrain.chat` makes it."""
 
     def __init__(self, speakers: list[Speaker], sampling: Sampling) -> None:
         self._speakers, self.sampling = speakers, sampling
@@ -160,10 +160,8 @@ class Chat:
         held = {name: [*first, *messages] for name, messages in self.by_name().items()}
         return {"messages": held[self.names[-1]], **({"answers": held} if len(held) > 1 else {})}
 
-    def _ipython_display_(self) -> None:
-        from smtrain.tools.chat.widget import show
-
-        show(self)
+    def __repr__(self) -> str:
+        return f"<a conversation with {' and '.join(self.names)}: ask(TEXT) answers>"
 
 
 class EndpointChat(Chat):

@@ -18,7 +18,6 @@ SAFE = "&lt;script&gt;alert(1)&lt;/script&gt;&#34;&#39;&amp;"
 def test_every_value_is_cleaned_and_escaped() -> None:
     cells = [EVIL, Cell(EVIL, "one", tone="bad"), number(EVIL, EVIL)]
     pages = [
-        render("chat.html", columns=[(EVIL, [("user", EVIL)])]),
         render("plan.html", picture="", lines=[(EVIL, 2)]),
         render(
             "compare.html",

@@ -219,6 +219,7 @@ def test_a_pipe_gets_answers_alone(folder: Path, other: Path) -> None:
 
 def test_two_models_answer_each_in_its_own_conversation(folder: Path, other: Path) -> None:
     talk = smtrain.chat(other, compare=folder, **GREEDY)
+    assert repr(talk) == f"<a conversation with {' and '.join(talk.names)}: ask(TEXT) answers>"
     answers = talk.ask("hello")
     assert isinstance(answers, dict)
     assert answers["base"] != answers["trained"]
