@@ -59,6 +59,40 @@ def test_any_value_is_read_back(section: dict[str, object], flow: bool, value: o
     assert parse(made) == {"top": {**section, "b": value}, "last": 1}
 
 
+SCALARS = ["1", "2e-4", "1_000", "0x10", "text", "'quoted'", "yes", "~", "&anchor 5", "a  b", "[a,b]", "{ a: 1 }"]
+
+
+@st.composite
+def documents(draw: st.DrawFn) -> tuple[list[str], str]:
+    """Lines of a commented config with values at its own spacing, and how they end."""
+    comments = st.sampled_from(["", "  # why", " # two: words", "    # far"])
+    indent = " " * draw(st.sampled_from([2, 4]))
+    lines = draw(st.lists(st.sampled_from(["# head", "", "--- # first"]), max_size=1))
+    for section in draw(st.lists(st.sampled_from(["name", "model", "data"]), min_size=1, unique=True)):
+        keys = [] if section == "name" else draw(st.lists(st.sampled_from(["path", "lr", "steps"]), unique=True))
+        gaps = st.sampled_from([" ", "   "])
+        value = "" if keys else draw(gaps) + draw(st.sampled_from(SCALARS))
+        lines.append(f"{section}:{value}{draw(comments)}")
+        for key in keys:
+            lines.append(f"{indent}{key}:{draw(gaps)}{draw(st.sampled_from(SCALARS))}{draw(comments)}")
+            lines += draw(st.lists(st.sampled_from(["", f"{indent}# between", "# left"]), max_size=1))
+    return lines, draw(st.sampled_from(["\n", "\r\n"]))
+
+
+@given(documents(), st.sampled_from(["path", "lr", "steps"]))
+def test_all_other_lines_keep_comments_anchors_spaces_and_ends(document: tuple[list[str], str], key: str) -> None:
+    lines, end = document
+    before = [f"{line}{end}" for line in lines]
+    try:
+        made = with_value("".join(before), ["train", key], 7)
+        made = with_value(made, ["name"], "mine")
+    except ConfigError:
+        return
+    others = [line for line in before if not line.startswith("name:")]
+    assert [line for line in made.splitlines(keepends=True) if line in others] == others
+    assert parse(made) == {**parse("".join(before)), "name": "mine", "train": {key: 7}}
+
+
 def test_nothing_is_written_if_the_key_or_the_value_is_wrong(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
