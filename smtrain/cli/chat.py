@@ -20,14 +20,12 @@ FLAGS = {
         "processes", "config",
     )
 }  # fmt: skip
-Model = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        show_default=False,
-        help="Hugging Face folder or adapter, run, job or s3:// prefix, or checkpoints (folder or s3://).",
-    ),
-]
+_MODEL = typer.Argument(
+    metavar="MODEL",
+    show_default=False,
+    help="Hugging Face folder or adapter, run, job or s3:// prefix, or checkpoints (folder or s3://).",
+)
+Model = Annotated[str, _MODEL]
 Adapter = Annotated[
     str | None, typer.Option(metavar="FOLDER", help="PEFT adapter to put on the model, without merging.")
 ]
@@ -66,14 +64,7 @@ Where = Annotated[
     }
 )
 def chat(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="MODEL",
-            show_default=False,
-            help="Hugging Face folder or adapter, run, job or s3:// prefix, or checkpoints (folder or s3://).",
-        ),
-    ] = None,
+    model: Annotated[str | None, _MODEL] = None,
     endpoint: Annotated[
         str | None, typer.Option(metavar="NAME", help="A SageMaker endpoint, in place of MODEL.")
     ] = None,

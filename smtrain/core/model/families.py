@@ -7,12 +7,7 @@ from typing import Any
 from smtrain.core.model.family import NO_FULL_LAYER, ExpertNames, Family
 
 _QWEN: Any = {"windows": "asked", "max_positions": 32768, "elsewhere": True}
-_FOUR_NORMS = (
-    "input_layernorm",
-    "post_attention_layernorm",
-    "pre_feedforward_layernorm",
-    "post_feedforward_layernorm",
-)
+_FOUR_NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
 
 FAMILIES: dict[str, Family] = {
     f.model_type: f

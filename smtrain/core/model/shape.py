@@ -89,11 +89,7 @@ class ModelShape:
         if fault := odd_attention(config):
             raise CheckpointError(fault)
         named = {own: config[usual] for usual, own in family.keys.items() if usual in config}
-        got = {
-            **family.defaults,
-            **named,
-            **config,
-        }  # a null in config.json overrides the default
+        got = {**family.defaults, **named, **config}  # a null in config.json overrides the default
 
         if fault := untrained_part(config, family):
             raise CheckpointError(fault)
@@ -160,7 +156,7 @@ class ModelShape:
     @cached_property
     def specs(self) -> tuple[Spec, ...]:
         """All parameters in the order of the forward pass; a tied head is not listed."""
-        f = FAMILIES[self.family]
+        f = self.rules
         layers = (
             replace(s, name=f"{f.prefix}.{f.layers}.{i}.{s.name}")
             for i, kind in enumerate(self.by_layer)
@@ -205,7 +201,7 @@ class ModelShape:
     @cached_property
     def _ends(self) -> tuple[list[Spec], list[Spec]]:
         """The parameters before the first decoder layer, and those after the last."""
-        f, table = FAMILIES[self.family], (self.vocab, self.hidden)
+        f, table = self.rules, (self.vocab, self.hidden)
         first = [Spec(self.embed_name, Role.VOCAB, table)]
         if self.positions_name is not None and self.positions is not None:
             first.append(Spec(self.positions_name, Role.WHOLE, (self.positions, self.hidden)))
@@ -227,25 +223,25 @@ class ModelShape:
 
     @property
     def embed_name(self) -> str:
-        f = FAMILIES[self.family]
+        f = self.rules
         return f"{f.prefix}.{f.embed}.weight"
 
     @property
     def positions_name(self) -> str | None:
-        f = FAMILIES[self.family]
+        f = self.rules
         return None if self.positions is None else f"{f.prefix}.{f.positions}.weight"
 
     @property
     def head_name(self) -> str:
         """The output matrix's name in files; that of the embedding in a tied model."""
-        return self.embed_name if self.tied else f"{FAMILIES[self.family].head}.weight"
+        return self.embed_name if self.tied else f"{self.rules.head}.weight"
 
     def file_name(self, module_name: str) -> str:
         """The name in files of the parameter that transformers calls `module_name`."""
-        name = FAMILIES[self.family].module_names.get(module_name, module_name)
+        name = self.rules.module_names.get(module_name, module_name)
         if self.experts is not None and self.rules.experts is not None:
             name = name.replace(".mlp.gate.", f".{self.rules.experts.router}.")
-        return self.embed_name if self.tied and name == f"{FAMILIES[self.family].head}.weight" else name
+        return self.embed_name if self.tied and name == f"{self.rules.head}.weight" else name
 
     def file_parts(self, module_name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
         """The parameters in files, with their shapes, of which the module's parameter `module_name` consists.
@@ -265,7 +261,7 @@ class ModelShape:
 
     def file_aliases(self, name: str) -> list[str]:
         """Other names of `name` in files, as some tools write the module's name."""
-        family = FAMILIES[self.family]
+        family = self.rules
         bare = [name.removeprefix(f"{family.prefix}.")] if family.bare else []
         return [*bare, *(module for module, file in family.module_names.items() if file == name)]
 

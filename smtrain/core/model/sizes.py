@@ -119,12 +119,9 @@ def head_sizes(got: Mapping[str, Any], family: Family) -> dict[str, Any]:
             + (f" and of num_global_key_value_heads = {full_kv_heads}" if full_kv_heads else "")
         )
     return {
-        "heads": heads,
-        "kv_heads": kv_heads,
-        "head_dim": head_dim,
-        "full_head_dim": full_head_dim,
+        "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "full_head_dim": full_head_dim,
         "full_kv_heads": full_kv_heads,
-    }
+    }  # fmt: skip
 
 
 def delta_sizes(got: Mapping[str, Any], family: Family) -> DeltaSizes:

@@ -5,9 +5,9 @@
     step_00000010/optim/dp000_tp000_pp000.safetensors    optimizer state, one file per rank
     step_00000010/manifest.json                          written by rank 0 once all files of all hosts are written
 
-A checkpoint is whole when its manifest is there, belongs to the folder's step, and every file in it has its size;
-`verifying.py` checks the bytes themselves. While a job runs, each host's disk holds only what its own ranks wrote (and
-only rank 0's the manifest); after a restart SageMaker copies all files to all hosts. Pure Python, no torch.
+`core.protocol.checkpoints` has the rule of a complete checkpoint; `verifying.py` checks the bytes. While a job runs,
+each host's disk holds only what its own ranks wrote (and only rank 0's the manifest); after a restart SageMaker copies
+all files to all hosts. Pure Python, no torch.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import pytest
 from smtrain.cli.data_keys import renamed
 from smtrain.core.errors import ConfigError, DataError
 from smtrain.worker.data.manifest import DatasetManifest
-from smtrain.worker.data.read.record_fields import FIELDS, PAIRS, RecordField, field_table
+from smtrain.worker.data.read.record_fields import FIELDS, PAIRS, USES, RecordField
 from smtrain.worker.data.tokenize.dialogue import COLUMNS, NAMED, conversation
 from smtrain.worker.data.tokenize.turns import RecordFault
 from smtrain.worker.data.tokenize.unwritten import GREETING
@@ -83,7 +83,9 @@ def record(name: str) -> dict[str, Any]:
 
 
 def test_the_page_shows_the_table() -> None:
-    assert field_table() in (ROOT / "docs/sft.md").read_text("utf-8")
+    rows = [f"| {f.origin} | {', '.join(f'`{n}`' for n in f.names)} | {USES[f.use]} | {f.meaning} |" for f in FIELDS]
+    table = ["| from | field | what is done with it | which is |", "|---|---|---|---|", *rows]
+    assert "\n".join(table) in (ROOT / "docs/sft.md").read_text("utf-8")
     assert set(NAMED) < set(COLUMNS)
 
 

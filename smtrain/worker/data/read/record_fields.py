@@ -117,9 +117,3 @@ def record_fields(*uses: Use) -> tuple[str, ...]:
 def turn_fields(*uses: Use) -> tuple[str, ...]:
     """The names of the fields of a turn that have one of these uses, each once."""
     return tuple(dict.fromkeys(n.partition(_TURN)[2] for f in FIELDS if f.use in uses for n in f.names if _TURN in n))
-
-
-def field_table() -> str:
-    """The table as docs/sft.md shows it."""
-    rows = [f"| {f.origin} | {', '.join(f'`{n}`' for n in f.names)} | {USES[f.use]} | {f.meaning} |" for f in FIELDS]
-    return "\n".join(["| from | field | what is done with it | which is |", "|---|---|---|---|", *rows])
