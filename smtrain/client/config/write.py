@@ -41,7 +41,7 @@ def _by_hand(keys: Sequence[str], reason: str) -> ConfigError:
 def _changed(text: str, keys: list[str], value: Any) -> str:
     node: Any = yaml.compose(text, Loader=yaml.SafeLoader)
     if node is None or not isinstance(node, yaml.MappingNode):
-        return text + ("" if text.endswith("\n") or not text else "\n") + _block(keys, value, 0)
+        return _with_block(text, len(text), keys, value, 0)
     for depth, key in enumerate(keys):
         found = next((pair for pair in node.value if getattr(pair[0], "value", None) == key), None)
         if found is None:
@@ -54,7 +54,7 @@ def _changed(text: str, keys: list[str], value: Any) -> str:
             # An empty value has no place of its own: it ends at its key's colon.
             gap = "" if text[start - 1].isspace() else " "
             end = _end(text, node)
-            gap_after = "\n" if text[start:end].endswith("\n") else ""  # a block of text
+            gap_after = _line_end(text) if text[start:end].endswith("\n") else ""  # a block of text
             rest = _flow(_nested(keys[depth + 1 :], value)) + gap_after
             return text[:start] + gap + rest + text[end:]
     return text
@@ -73,8 +73,7 @@ def _inserted(text: str, node: Any, keys: list[str], value: Any) -> str:
     end = _end(text, last)
     line_end = text.find("\n", end)
     at = len(text) if line_end < 0 else line_end + 1
-    newline = "" if text[:at].endswith("\n") else "\n"
-    return text[:at] + newline + _block(keys, value, first.start_mark.column) + text[at:]
+    return _with_block(text, at, keys, value, first.start_mark.column)
 
 
 def _end(text: str, node: Any) -> int:
@@ -85,9 +84,16 @@ def _end(text: str, node: Any) -> int:
     return int(node.end_mark.index)
 
 
-def _block(keys: list[str], value: Any, indent: int) -> str:
+def _with_block(text: str, at: int, keys: list[str], value: Any, indent: int) -> str:
+    """The text with lines for the keys and their value at a line's beginning, or at the text's end."""
+    end = _line_end(text)
     lines = [f"{' ' * (indent + 2 * depth)}{key}:" for depth, key in enumerate(keys)]
-    return "\n".join(lines) + f" {_flow(value)}\n"
+    before = end if at and text[at - 1] != "\n" else ""
+    return text[:at] + before + end.join(lines) + f" {_flow(value)}{end}" + text[at:]
+
+
+def _line_end(text: str) -> str:
+    return "\r\n" if "\r\n" in text else "\n"
 
 
 def _nested(keys: list[str], value: Any) -> Any:

@@ -89,7 +89,10 @@ def test_all_other_lines_keep_comments_anchors_spaces_and_ends(document: tuple[l
     except ConfigError:
         return
     others = [line for line in before if not line.startswith("name:")]
-    assert [line for line in made.splitlines(keepends=True) if line in others] == others
+    after = made.splitlines(keepends=True)
+    assert [line for line in after if line in others] == others
+    assert {line[-len(end) :] for line in after} == {end}
+    assert made.count("\r") == (len(after) if end == "\r\n" else 0)
     assert parse(made) == {**parse("".join(before)), "name": "mine", "train": {key: 7}}
 
 
