@@ -14,11 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 
 _WHOLE = 1000  # characters, longer than any first sentence
 _WORD = r"(?:'[^']*'|\S)+"
-
 _HYPHEN = "\u2011"  # click breaks a line after any other, also inside `max-model-len`
-
-MANY = 8
-"""Longest list of options without groups."""
 
 
 class WithExamples:

@@ -15,8 +15,11 @@ import typer
 
 from smtrain.cli import COMMANDS
 from smtrain.cli import EXAMPLES as BEGIN
-from smtrain.cli.help import MANY, folded
+from smtrain.cli.help import folded
 from tests.typed import typed
+
+MANY = 8
+"""Longest list of options without groups."""
 
 
 def made(name: str) -> Any:
