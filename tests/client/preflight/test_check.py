@@ -487,25 +487,25 @@ def test_every_input_of_a_run_is_looked_at(
 def test_the_resume_source_must_be_a_whole_checkpoint(aws: dict[str, Any], bucket: str) -> None:
     assert report(aws, "resume").ok
     run = f"s3://{bucket}/smtrain/tiny/checkpoints"
-    manifest = {"files": {"a.safetensors": {"size": 3}}}
-    put(f"{run}/step_00000010", {"manifest.json": manifest, "a.safetensors": b"ab"})
+
+    def save(step: int, content: bytes = b"abc", job: str = "", **more: Any) -> None:
+        manifest = {"step": step, "files": {"a.safetensors": {"size": 3}}, **more}
+        put(f"{run}{job}/step_{step:08d}", {"manifest.json": manifest, "a.safetensors": content})
+
+    save(10, b"ab")
     assert "none of the 1 checkpoints" in only_fault(report(aws, "resume"), "resume")
-    put(f"{run}/step_00000005", {"manifest.json": manifest, "a.safetensors": b"abc"})
+    save(5)
     found = report(aws, "resume")
     assert found.ok
     assert "step_00000010 is not whole (it lacks a.safetensors): resumes from step_00000005" in found.warnings[0].text
     put(f"{run}/tiny-train-aaaaaaaa", {"line.json": {"format": "smtrain-line", "version": 1, "number": 1,
                                                      "from": {"job": "", "step": 5}}})  # fmt: skip
     assert f"resumes from {run}/step_00000005/" in str(report(aws, "resume"))
-    put(f"{run}/tiny-train-aaaaaaaa/step_00000007", {"manifest.json": manifest, "a.safetensors": b"abc"})
+    save(7, job="/tiny-train-aaaaaaaa")
     assert f"resumes from {run}/tiny-train-aaaaaaaa/step_00000007/" in str(report(aws, "resume"))
-    other = {**manifest, "config": {**LLAMA, "num_hidden_layers": 2}}
-    put(f"{run}/tiny-train-aaaaaaaa/step_00000008", {"manifest.json": other, "a.safetensors": b"abc"})
+    save(8, job="/tiny-train-aaaaaaaa", config={**LLAMA, "num_hidden_layers": 2})
     assert "step_00000008/ holds another model" in only_fault(report(aws, "resume"), "resume")
-    put(
-        f"{run}/tiny-train-aaaaaaaa/step_00000009",
-        {"manifest.json": {**manifest, "config": LLAMA}, "a.safetensors": b"abc"},
-    )
+    save(9, job="/tiny-train-aaaaaaaa", config=LLAMA)
     assert report(aws, "resume").ok
     anew = with_(aws, "checkpoint", resume=False)
     assert "checkpoint.resume is false" in only_fault(report(anew, "resume"), "resume")

@@ -112,7 +112,7 @@ LOW = says(service_quotas_ListServiceQuotas=checked.listed(
     quota(f"{checked.TYPE} for training job usage", 1), quota(f"{checked.CPU} for training job usage", 1)
 ))  # fmt: skip
 HALF, WHOLE = {"a.safetensors": b"ab"}, {"a.safetensors": b"abc"}
-CHECKPOINT = {"manifest.json": {"files": {"a.safetensors": {"size": 3}}}}
+CHECKPOINT = {"manifest.json": {"step": 10, "files": {"a.safetensors": {"size": 3}}}}
 STEP = "smtrain/tiny/checkpoints/step_00000010"
 PREPARED = both(keys({"data": {}}), keys({"data.prepared": "s3://BUCKET/data"}))
 GOOD = {"tokens.bin": b"abcd", "manifest.json": MANIFEST}
