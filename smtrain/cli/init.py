@@ -44,7 +44,6 @@ def init(
     $ smtrain init my-run.yaml --model hf://HuggingFaceTB/SmolLM2-135M --data texts/ --machines here  # asks nothing
     """
     from smtrain.client.config.sample import Machines, values
-    from smtrain.client.launch.inputs import type_faults
     from smtrain.core.errors import ConfigError
     from smtrain.core.files import only_writer, write_atomically
 
@@ -62,8 +61,6 @@ def init(
     content["model"]["path"] = model
     config, text = _written(content, file, open_keys=where.instance_type is not None)
     adapted = content["train"].get("adapter") is not None
-    if faults := type_faults(config):
-        raise ConfigError(faults, code="config.combination")
     with only_writer(file, ConfigError):
         _refuse_existing(file, force)  # another process may have written it since
         write_atomically(file, text)

@@ -28,7 +28,7 @@ def environment(
     `described` is the model's config.json if it can be read; it names the cache of compiled graphs.
     """
     variables = {"PYTHONUNBUFFERED": "1"}
-    row = None if is_here(config) else instance(config.compute.instance_type)
+    row = None if is_here(config) else _machine(config)
     if not stage_named(stage).accelerated:
         row = None
     if row and is_gpu(config.compute.instance_type):
@@ -50,6 +50,15 @@ def environment(
                 config, image, variables | config.compute.environment, described
             )
     return variables | config.compute.environment
+
+
+def _machine(config: JobConfig) -> Mapping[str, Any] | None:
+    """The row of the train stage's type, or what the config describes of a type that has none."""
+    kind, described = config.compute.instance_type, config.own_machine
+    row = instance(kind)
+    if row is None and described is not None and kind.startswith("ml."):
+        return {"efa": described.efa}
+    return row
 
 
 def _nccl(row: Mapping[str, Any]) -> dict[str, str]:

@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -21,7 +20,6 @@ from smtrain.client.config.checks.local_data import local_data_faults
 from smtrain.client.config.checks.weights import gated_faults, shape_faults
 from smtrain.client.jobs.parents import parent_on
 from smtrain.core.aws_errors import FULL
-from smtrain.core.botocore_models import described
 from smtrain.core.config import JobConfig
 from smtrain.core.config.schema import other_inputs
 from smtrain.core.config.textfiles import matches
@@ -29,12 +27,8 @@ from smtrain.core.config.training import Train
 from smtrain.core.config.units import spell_bytes
 from smtrain.core.doing import doing
 from smtrain.core.errors import ConfigError, JobError
-from smtrain.core.facts import instance
-from smtrain.core.facts.engines import TRAINIUM2, sagemaker_lack
-from smtrain.core.facts.names import instance_meant
 from smtrain.core.files import files_below, read_object
 from smtrain.core.model.hf_folder import is_checkpoint_file
-from smtrain.core.near import nearest
 from smtrain.core.protocol.uris import HUBS, RUN, is_mounted, split_uri
 from smtrain.core.text import Say
 from smtrain.plane.hosts import note
@@ -108,8 +102,6 @@ def resolve(config: JobConfig, target: JobPlace) -> Resolved:
     """
     if target.record.rented:
         config = with_defaults(config, sagemaker_defaults(sagemaker(target)))
-    if faults := type_faults(config):
-        raise ConfigError(faults, code="config.combination")
     _refuse_unmounted(config, target)
     role = target.role(config.compute.role)
     region = config.compute.region or target.region_name()
@@ -300,26 +292,3 @@ def _make_bucket(target: Target, bucket: str) -> None:
         raise JobError(f"bucket {bucket} does not exist; create it or set output.s3_uri", code="aws.refused")
     place = {} if target.region_name() == "us-east-1" else {"LocationConstraint": target.region_name()}
     target.s3.create_bucket(Bucket=bucket, **({"CreateBucketConfiguration": place} if place else {}))
-
-
-def type_faults(config: JobConfig) -> list[str]:
-    """A sentence for every unknown instance type of a config."""
-    compute = config.compute
-    named = [("instance_type", compute.instance_type), ("cpu_instance_type", compute.cpu_instance_type)]
-    named += [("fallback_instance_types", kind) for kind in compute.fallback_instance_types]
-    default = type(compute).model_fields["cpu_instance_type"].default  # not looked for: that costs 0.3 s
-    known = (default, *config.machines)
-    doubtful = [(key, kind) for key, kind in named if instance(kind) is None and kind not in known]
-    return [
-        f"compute.{key}: {sagemaker_lack(str(instance_meant(kind)))}; take {TRAINIUM2}"
-        if kind.startswith("ml.trn3")
-        else f"compute.{key}: {kind} is no training instance type that boto3 knows; did you mean "
-        f"{nearest(kind, sorted(_known()), cutoff=0.0)}? (if it is new, update boto3)"
-        for key, kind in doubtful
-        if kind not in _known()
-    ]
-
-
-@cache
-def _known() -> frozenset[str]:
-    return frozenset(described("sagemaker").shape_for("TrainingInstanceType").enum)

@@ -16,6 +16,7 @@ from smtrain.core.config.compute import MachineEntry
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts import instance, table
 from smtrain.core.facts.engines import no_gpu_for_fp16
+from smtrain.core.facts.gpus import has_bf16, no_bf16, without_kernels
 from smtrain.core.facts.names import instance_meant
 from smtrain.core.facts.trainium2 import Group, pairs_of, torus_chip, torus_sentence, untiled
 from smtrain.core.model.blocks import Role
@@ -68,6 +69,8 @@ class Machine:
                 "with `smtrain plan --probe NAME`",
                 code="config.wrong_value",
             )
+        if fault := without_kernels(type_):
+            raise ConfigError(fault, code="config.wrong_value")
         if row is None:
             known = (t for t, r in table("instances")["instances"].items() if "core_gib" in r)
             near = instance_meant(type_)
@@ -459,6 +462,8 @@ def mesh_faults(work: Work, machine: Machine, mesh: Mesh) -> Iterator[str]:
         )
     if work.precision == "fp16" and (machine.neuron or not machine.accelerated):
         yield no_gpu_for_fp16(machine.type)
+    if work.precision == "bf16" and not has_bf16(machine.type):
+        yield no_bf16(machine.type)
     if mesh.cp > 1 and work.seq_len % (mesh.cp * (mesh.tp if mesh.sequence_parallel else 1)):
         more = f" x tp = {mesh.cp * mesh.tp} for sequence parallelism" if mesh.sequence_parallel else f" = {mesh.cp}"
         yield f"train.seq_len = {work.seq_len} cannot be cut over cp{more}"

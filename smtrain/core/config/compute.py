@@ -96,7 +96,7 @@ class Local(Section):
     """Processor cores of each container."""
 
 
-MachineName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,39}$")]
+MachineName = Annotated[str, StringConstraints(pattern=r"^(ml\.[a-z0-9-]+\.[a-z0-9]+|[a-z][a-z0-9-]{0,39})$")]
 
 
 class MachineEntry(Section):
@@ -116,5 +116,7 @@ class MachineEntry(Section):
     """Between hosts, 1e9 bytes a second of a whole host; needed to plan with more than one."""
     host_memory_gib: float = Field(gt=0, le=1_000_000)
     """Memory of the host, in GiB."""
+    efa: bool = False
+    """Whether SageMaker's hosts of this type have EFA, over which a job's processes then communicate."""
     dollars_per_hour: float | None = Field(None, ge=0, le=1_000_000)
     """Price of a host; default: none."""

@@ -42,7 +42,8 @@ _PATTERNS = {
     "region": "give the name of an AWS region, such as us-west-2",
     "s3_uri": "give an s3://bucket/prefix URI",
     "instance_type": "give a SageMaker instance type, such as ml.trn1.32xlarge, or the name of one of `machines`",
-    "[key]": "a machine's name begins with a small letter, and has small letters, digits and hyphens only",
+    "[key]": "a machine's name begins with a small letter, and has small letters, digits and hyphens only, or is a new "
+    "type of AWS's, such as ml.p7.48xlarge",
     "cpu_instance_type": "give a SageMaker instance type, such as ml.m5.4xlarge",
 }
 

@@ -73,7 +73,8 @@ class JobConfig(Section):
     network: Network = Network()
     """VPC and isolation."""
     machines: dict[MachineName, MachineEntry] = Field(default_factory=dict)
-    """Machines of your own by name, to plan for with `smtrain plan --machines NAME:COUNT` (docs/gpus.md)."""
+    """Machines of your own by name, to plan for with `smtrain plan --machines NAME:COUNT`, and new types of AWS's by
+    theirs, such as ml.p7.48xlarge, to run on (docs/gpus.md)."""
     local: Local = Local()
     """The hosts of jobs on this machine."""
     tags: dict[str, str] = Field(default_factory=dict)

@@ -28,3 +28,10 @@ def instance(instance_type: str) -> dict[str, Any] | None:
     """The row of a SageMaker instance type; None if unknown."""
     row: dict[str, Any] | None = table("instances")["instances"].get(instance_type)
     return row
+
+
+def is_known(instance_type: str) -> bool:
+    """Whether core/facts/instances.toml has this type, with or without an accelerator."""
+    instances, parts = table("instances"), instance_type.split(".")
+    on_cpu = len(parts) == 3 and parts[2] in instances["cpu_sizes"].get(parts[1], ())
+    return on_cpu or instance_type in instances["instances"]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from smtrain.core.facts import instance, table
+from smtrain.core.facts.gpus import has_bf16, no_bf16, without_kernels
 
 EngineName = Literal["native", "nxd"]
 TRAINIUM2 = "ml.trn2.48xlarge"
@@ -30,6 +31,8 @@ def sagemaker_lack(instance_type: str) -> str | None:
 
 def engine_fault(engine: str, instance_type: str) -> str | None:
     """The fault, with its remedy, if an engine cannot train on instances of a type."""
+    if fault := without_kernels(instance_type):
+        return fault
     if engine == engine_of(instance_type):
         return None
     if engine == "nxd":
@@ -94,6 +97,8 @@ def lnc_fault(instance_type: str, environment: Mapping[str, str], processes: int
 
 def precision_fault(precision: str, engine: str, instance_type: str) -> str | None:
     """The fault, with its remedy, if an engine cannot train in a precision on instances of a type."""
+    if precision == "bf16" and not has_bf16(instance_type):
+        return no_bf16(instance_type)
     if precision != "fp16":
         return None
     if engine == "nxd":
@@ -119,9 +124,11 @@ def family(instance_type: str) -> str:
 def takes_volume(instance_type: str) -> bool:
     """Whether hosts of this type get an EBS volume, and so take its key; types with their own NVMe disks do not.
 
-    The rule is the SageMaker SDK's: a "d" in the family's name, and families known to bring disks.
+    Types whose disks have no row follow the SageMaker SDK's rule: a "d" in the family's name, and families with disks.
     """
-    its = family(instance_type)
+    row, its = instance(instance_type), family(instance_type)
+    if row is not None and "disk_gib" in row:
+        return False
     return "d" not in its and not its.startswith(("g5", "g6", "p5", "trn"))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from smtrain.core.facts import table
 from smtrain.core.facts.engines import is_gpu, is_neuron
+from smtrain.core.facts.gpus import chip_of, cuda_needed, has_kernels, is_arm
 from smtrain.core.facts.images import (
     gpu_row,
     gpu_rows,
@@ -25,6 +26,7 @@ _SERVES_MODELS = re.compile(
 )
 _CUDA = re.compile(r"-(gpu|cu\d{2,3})(-|$)")
 _CPU = re.compile(r"-cpu(-|$)")
+_CUDA_RELEASE = re.compile(r"-cu(\d{2})(\d)(?:-|$)")
 
 
 def unsuited(uri: str, engine: str, instance_type: str) -> str | None:
@@ -38,7 +40,11 @@ def unsuited(uri: str, engine: str, instance_type: str) -> str | None:
             "--push URI` to a repository of your account, and name that"
         )
     remedy = otherwise(engine, instance_type)
-    return _wrong_kind(name, instance_type, remedy) or _wrong_release(name, engine, instance_type, remedy)
+    return (
+        _wrong_kind(name, instance_type, remedy)
+        or _wrong_gpu(name, instance_type)
+        or _wrong_release(name, engine, instance_type, remedy)
+    )
 
 
 def _pattern_fault(name: str) -> str | None:
@@ -75,6 +81,24 @@ def _wrong_kind(name: str, instance_type: str, remedy: str) -> str | None:
         return (
             f"{row['repository']} has no transformers, which every stage imports; build one on it that has, or leave "
             f"it out for {whole['repository']}"
+        )
+    return None
+
+
+def _wrong_gpu(name: str, instance_type: str) -> str | None:
+    """An image whose CUDA, by its name, has no kernels for the GPUs, or one for other processors."""
+    if not is_gpu(instance_type):
+        return None
+    if "arm64" in name and not is_arm(instance_type):
+        return f"this image is for arm64, and {instance_type} has x86_64 processors; name one for x86_64"
+    if is_arm(instance_type) and gpu_row(name):
+        return f"this image is for x86_64, and {instance_type} has arm64 processors; name one for arm64"
+    match = _CUDA_RELEASE.search(name)
+    cuda = f"{match[1]}.{match[2]}" if match else ""
+    if cuda and not has_kernels(cuda, instance_type):
+        return (
+            f"this image has CUDA {cuda}, without kernels for {chip_of(instance_type)} GPUs; name one with "
+            f"{cuda_needed(instance_type)}"
         )
     return None
 

@@ -10,6 +10,7 @@ from typing import Any
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts import table
 from smtrain.core.facts.engines import is_gpu, is_neuron
+from smtrain.core.facts.gpus import chip_of, cuda_needed, has_kernels, is_arm
 
 _SDK = re.compile(r"sdk(\d+)\.(\d+)\.(\d+|\*)")
 _PYTHON = re.compile(r"-py(\d)(\d+)(?:-|$)")
@@ -87,9 +88,19 @@ def in_registry(image: str, region: str) -> str:
     return f"{_registry(region)}/{image}" if ours else image
 
 
-def gpu_image_uri(region: str) -> str:
-    """URI of the newest image for GPUs with all that the stages import. Raises `ConfigError` for an unknown region."""
-    row = next(row for row in gpu_rows() if row["whole"])
+def gpu_image_uri(region: str, instance_type: str | None = None) -> str:
+    """URI of the newest image for GPUs, or those of a type, with all that the stages import.
+
+    Raises `ConfigError` for an unknown region, and if no image is known for the type.
+    """
+    kind = instance_type or ""
+    row = next((row for row in gpu_rows() if row["whole"] and has_kernels(row["cuda"], kind)), None)
+    if row is None or is_arm(kind):
+        needed = "for arm64" if is_arm(kind) else f"with {cuda_needed(kind)}"
+        raise ConfigError(
+            f"compute.image: no image is known for {kind}, whose {chip_of(kind)} GPUs need one {needed}; give its URI",
+            code="config.combination",
+        )
     return f"{_registry(region)}/{row['repository']}:{row['tag']}"
 
 
@@ -149,7 +160,7 @@ def training_image(region: str, engine: str, instance_type: str) -> str:
     Machines without accelerator also get the newest Neuron image, for its torch and transformers; GPUs always run
     engine native. Raises `ConfigError` if no image is known."""
     if is_gpu(instance_type):
-        return gpu_image_uri(region)
+        return gpu_image_uri(region, instance_type)
     if is_neuron(instance_type) and known_image(engine) is None:
         raise ConfigError(
             f"compute.image: no image is known for train.engine {engine} on {instance_type}; {looked_for(engine)}",

@@ -24,6 +24,9 @@ from tests.client.config.followed import (
 )  # fmt: skip
 from tests.conftest import LLAMA
 
+IMAGE13 = "123456789012.dkr.ecr.us-west-2.amazonaws.com/mine:2.9.0-gpu-py312-cu130-ubuntu22.04"
+IMAGE12 = IMAGE13.replace("cu130", "cu126")
+HF13 = IMAGE13.replace("mine:2.9.0", "huggingface-pytorch-training:2.9.0-transformers5.3.0") + "-v1.0"
 YARN = {"type": "yarn", "factor": 4}
 WHOLE = {"model_type": "seer", "text_config": {**LLAMA, "model_type": "llama"}}
 
@@ -250,6 +253,55 @@ MACHINES = (
         "box is no instance type",
         ("take one, such as ml.p5.48xlarge", {"compute.instance_type": "ml.p5.48xlarge"}),
         ("or describe box under machines", {"machines": {"box": BOX}}),
+    ),
+    case(
+        "gpu",
+        {"compute.instance_type": "ml.p7.48xlarge"},
+        "ml.p7.48xlarge is no instance type that smtrain knows",
+        ("take ml.p5.48xlarge", {"compute.instance_type": "ml.p5.48xlarge"}),
+        ("or describe ml.p7.48xlarge under machines", {"machines": {"ml.p7.48xlarge": BOX}}),
+    ),
+    case(
+        "gpu",
+        {"compute.cpu_instance_type": "ml.m5.5xlarge"},
+        "ml.m5.5xlarge is no instance type",
+        ("take ml.m5.xlarge", {"compute.cpu_instance_type": "ml.m5.xlarge"}),
+        ("or describe ml.m5.5xlarge under machines", {"machines": {"ml.m5.5xlarge": {**BOX, "kind": "cpu"}}}),
+    ),
+    case(
+        "gpu",
+        {"compute.instance_type": "ml.p2.16xlarge", "train.precision": "fp32"},
+        "has K80 GPUs",
+        ("take ml.g5.xlarge", {"compute.instance_type": "ml.g5.xlarge"}),
+    ),
+    case(
+        "gpu",
+        {
+            "train.precision": "bf16",
+            "compute.instance_type": "ml.p3.16xlarge",
+            "compute.image": IMAGE12,
+        },
+        "V100 GPUs (ml.p3.16xlarge) have no bf16",
+        ("set fp16", {"train.precision": "fp16"}),
+        ("or fp32", {"train.precision": "fp32"}),
+    ),
+    case(
+        "gpu",
+        {"compute.instance_type": "ml.p3.16xlarge", "train.precision": "fp16", "compute.image": IMAGE13},
+        "this image has CUDA 13.0, without kernels for V100",
+        ("name one with CUDA 12.9 or earlier", {"compute.image": IMAGE12}),
+    ),
+    case(
+        "gpu",
+        {"compute.image": "1.dkr.ecr.us-west-2.amazonaws.com/x:arm64"},
+        "this image is for arm64",
+        ("name one for x86_64", {"compute.image": IMAGE13}),
+    ),
+    case(
+        "gpu",
+        {"compute.instance_type": "ml.p6e-gb200.36xlarge", "compute.image": HF13},
+        "this image is for x86_64",
+        ("name one for arm64", {"compute.image": "123456789012.dkr.ecr.us-west-2.amazonaws.com/x:arm64"}),
     ),
     case(
         "gpu",

@@ -17,11 +17,14 @@ from smtrain.client.planner.search import search
 from smtrain.client.planner.throughput import DENSE, Coefficients, exchange_time, step_time
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts import table
+from smtrain.core.facts.gpus import has_bf16, has_kernels, is_arm
 
 CHIPS = sorted(table("throughput_gpu")["chips"])
-UNPRICED = {"ml.p5e.48xlarge", "ml.p5en.48xlarge", "ml.p6-b200.48xlarge"}
-"""A machine without a published SageMaker price."""
-GPUS = sorted(kind for kind, row in table("instances")["instances"].items() if "chip" in row)
+ROWS = {kind: row for kind, row in table("instances")["instances"].items() if "chip" in row}
+UNPRICED = {"p2", "p3", "p3dn", "p5e", "p5en", "p6-b200", "p6-b300", "p6e-gb200", "g4dn", "g7", "g7e"}
+"""A family without a published SageMaker price."""
+OF_CHIPS = {row["chip"]: kind for kind, row in ROWS.items() if row["chip"] != "K80"}
+"""The last type of each GPU that torch has kernels for."""
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 
@@ -58,16 +61,22 @@ def test_the_rows_say_what_was_published() -> None:
         assert found[id_] == pytest.approx(mfu, rel=0.01), id_
 
 
-@pytest.mark.parametrize("kind", GPUS)
-def test_every_type_of_gpus_plans_with_a_process_on_each_device(kind: str) -> None:
-    config = smtrain.load_config(raw(kind, adapter={}), target="aws")
-    assert config.processes_per_instance == table("instances")["instances"][kind]["cores"]
-    assert config.train.engine == "native"
-    plan = smtrain.plan(config)
-    assert (plan.dollars is None) == (kind in UNPRICED)
+def test_every_type_of_gpus_has_a_list_price_or_is_known_to_have_none() -> None:
+    prices = {row["type"] for row in table("prices")["rows"] if row["option"] == "on_demand" and not row.get("guess")}
+    assert {kind for kind in ROWS if kind not in prices} == {kind for kind in ROWS if kind.split(".")[1] in UNPRICED}
+
+
+@pytest.mark.parametrize("chip", sorted(OF_CHIPS))
+def test_every_gpu_plans_on_each_device_and_says_what_its_speed_rests_on(chip: str) -> None:
+    kind = OF_CHIPS[chip]
+    precision = "bf16" if has_bf16(kind) else "fp16"
+    image = {} if has_kernels("13.0", kind) and not is_arm(kind) else {"image": "mine:1"}
+    given = raw(kind, adapter={}, precision=precision)
+    plan = smtrain.plan({**given, "compute": {**given["compute"], **image}})
+    assert (plan.dollars is None) == (kind.split(".")[1] in UNPRICED)
     assert not [w for w in plan.warnings if w.startswith("price:")], "list prices, not guesses"
     assert "compile" not in plan.dollars_by_item, "only Neuron cores compile ahead"
-    if table("instances")["instances"][kind]["chip"] not in ("A100", "H100", "H200"):
+    if chip not in ("A100", "H100", "H200"):
         assert not plan.calibrated
         assert any(w.startswith(f"uncalibrated: no training run was published for {kind}") for w in plan.warnings)
 

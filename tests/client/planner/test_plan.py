@@ -224,9 +224,8 @@ def test_a_model_is_found_by_name_by_folder_or_not_at_all(model_folder: Path) ->
     assert smtrain.plan(given, model=str(model_folder)).parameters < 1e6, "its config.json is enough"
     with pytest.raises(ConfigError, match="nothing is known about the model in s3://bucket/mine/"):
         smtrain.plan(raw("mine"))
-    given["compute"]["instance_type"] = "ml.p3.2xlarge"
-    with pytest.raises(ConfigError, match=r"nothing is known about ml\.p3\.2xlarge"):
-        smtrain.plan(given, model="llama-2-7b")
+    with pytest.raises(ConfigError, match=r"nothing is known about ml\.p9\.2xlarge"):
+        smtrain.plan(given, model="llama-2-7b", machines=[("ml.p9.2xlarge", 1)])
     given["compute"]["instance_type"] = "ml.m5.4xlarge"
     with pytest.raises(ConfigError, match=r"ml\.m5\.4xlarge has no accelerator, .*--machines ml\.trn1\.32xlarge:1"):
         smtrain.plan(given, model="llama-2-7b")

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 import smtrain
 from smtrain.client.config.sample import Machines, values
-from smtrain.client.launch.inputs import type_faults
 from smtrain.client.planner.custom_machines import machine_of
 from smtrain.client.planner.machines import GIB, Machine, Work
 from smtrain.client.planner.resolve import load_config
@@ -262,7 +261,9 @@ def test_a_type_of_trainium3_that_ec2_may_name_is_known_by_its_family() -> None:
         assert instance_meant(name) == "trn3-gen1"
     assert instance_meant("trn3-gen2u") == "trn3-gen2"
     raw = {**of("hf://someone/unknown", {}, 64), "compute": {"instance_type": "ml.trn3.48xlarge"}}
-    (told,) = type_faults(load_config(raw))
+    with pytest.raises(ConfigError) as caught:
+        load_config(raw)
+    (told,) = caught.value.faults
     assert told.startswith("compute.instance_type: trn3-gen1 is for a Slurm cluster on EC2 (target: slurm")
     assert told.endswith("as SageMaker has no training job on it; take ml.trn2.48xlarge")
     with pytest.raises(ConfigError, match="did you mean trn3-gen1"):

@@ -16,6 +16,7 @@ from smtrain.client.backends.choose import target_of
 from smtrain.client.launch.stages import Chain
 from smtrain.client.preflight.checks import look
 from smtrain.core.facts import table
+from smtrain.core.facts.gpus import has_bf16
 from smtrain.stages import stages_of
 from tests.tiers import examples
 
@@ -43,6 +44,7 @@ def outcome(model: str, kind: str, count: int, image: str | None) -> list[str]:
     """The sentences against such a run; empty if it may start."""
     raw = {
         "model": {"path": f"s3://models/{model}"}, "data": {"path": "s3://text/t/"}, "output": {"s3_uri": "s3://out"},
+        "train": {"precision": "bf16" if has_bf16(kind) else "fp16"},
         "compute": {
             "instance_type": kind, "instance_count": count, "role": "arn:aws:iam::123456789012:role/t",
             "region": "us-east-1", "image": image,
@@ -82,6 +84,7 @@ def test_it_may_start_or_one_sentence_says_why_not(model: str, kind: str, count:
         known = (
             "compute.instance_count: no mesh of", "compute.image: no image is known", f"{kind} has no EFA",
             f"compute.instance_type: {kind} is for a ", "model.path: engine nxd trains no ",
+            f"compute.instance_type: {kind} has K80 GPUs",
         )  # fmt: skip
         assert told[0].startswith(known), told
 

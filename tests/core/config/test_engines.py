@@ -106,7 +106,7 @@ def test_what_nxd_cannot_do_is_refused(raw: dict[str, Any], changes: dict[str, A
     ("instance", "fault"),
     [
         ("ml.g5.xlarge", None),
-        ("ml.g4dn.xlarge", None),
+        ("ml.g6.xlarge", None),
         ("ml.m5.4xlarge", "train.precision: fp16 is for GPUs, and ml.m5.4xlarge has none; set bf16 or fp32"),
         ("ml.trn2.48xlarge", "train.precision: fp16 is for GPUs, and ml.trn2.48xlarge computes in bf16; set bf16"),
     ],

@@ -12,9 +12,11 @@ from smtrain.client.config.checks.rule import ConfigRule as Rule
 from smtrain.client.config.checks.rule import Fault, all_set, broken
 from smtrain.client.config.slurm_options import option_faults
 from smtrain.core.config.schema import JobConfig, inputs_of
-from smtrain.core.facts import instance
+from smtrain.core.facts import instance, is_known, table
 from smtrain.core.facts.engines import TRAINIUM2, lnc_fault, sagemaker_lack
+from smtrain.core.facts.names import instance_meant
 from smtrain.core.facts.trainium2 import instead, pairs_of, torus_chip, untiled
+from smtrain.core.near import nearest
 from smtrain.core.protocol.uris import A_URI, data_source, is_mounted, object_store
 from smtrain.core.shell import syntax_error
 from smtrain.core.targets import TARGETS
@@ -236,6 +238,9 @@ def _name_faults(config: JobConfig) -> Iterator[Fault]:
             yield {f"tags.{tag}"}, f"tags.{tag}: keys that begin with aws: are AWS's own; give it another name"
     if fault := _own_machine_fault(config):
         yield {"compute.instance_type", "target"}, f"compute.instance_type: {fault}"
+    kind = config.compute.cpu_instance_type
+    if not is_known(kind) and kind not in config.machines:
+        yield {"compute.cpu_instance_type"}, f"compute.cpu_instance_type: {_unknown_type(kind)}"
 
 
 def _own_machine_fault(config: JobConfig) -> str | None:
@@ -247,6 +252,10 @@ def _own_machine_fault(config: JobConfig) -> str | None:
         return None if config.own_machine else (
             f"{name} is not one of PAI-DLC; describe the GPUs of a pod under machines, and name that entry"
         )  # fmt: skip
+    if config.own_machine is None and name.startswith("ml.trn3") and not is_known(name):
+        return f"{sagemaker_lack(str(instance_meant(name)))}; take {TRAINIUM2}"
+    if config.own_machine is None and name.startswith("ml.") and not is_known(name):
+        return _unknown_type(name)
     if name.startswith("ml.") or (config.own_machine is None and instance(name)):
         return None
     if config.own_machine is None:
@@ -258,6 +267,17 @@ def _own_machine_fault(config: JobConfig) -> str | None:
     return (
         f"{name} is a machine of yours, and {where}; name an instance type, and plan with `smtrain plan CONFIG "
         f"--machines {name}:1`"
+    )
+
+
+def _unknown_type(kind: str) -> str:
+    """The fault of a type of AWS's that the table lacks. A guess at its devices would pay for idle ones."""
+    instances = table("instances")
+    sizes = (f"ml.{family}.{size}" for family, each in instances["cpu_sizes"].items() for size in each)
+    near = nearest(kind, [*instances["instances"], *sizes], cutoff=0.0)
+    return (
+        f"{kind} is no instance type that smtrain knows, so the number of its devices is unknown; take {near}, or "
+        f"describe {kind} under machines"
     )
 
 

@@ -198,7 +198,8 @@ def engine_faults(config: JobConfig) -> Iterator[Fault]:
         yield {"train.engine", "compute.instance_type", "target"}, fault
     elif fault := _image_fault(config):
         yield {"compute.image", "train.engine", "compute.instance_type"}, f"compute.image: {fault}"
-    if fault := precision_fault(train.precision, train.engine, kind):
+    on_host = TARGETS[config.target].here and train.precision == "bf16"  # a CPU computes bf16
+    if not on_host and (fault := precision_fault(train.precision, train.engine, kind)):
         yield {"train.precision", "train.engine", "compute.instance_type"}, fault
     elif train.precision == "fp16" and config.own_machine and config.own_machine.kind != "gpu":
         yield {"train.precision", "compute.instance_type"}, no_gpu_for_fp16(kind)

@@ -1,0 +1,63 @@
+"""The needs of an instance type's GPUs: torch, CUDA and precision (`chips` in core/facts/instances.toml)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from smtrain.core.facts import instance, table
+
+
+def chip_of(instance_type: str) -> str:
+    """The GPU of a type, as NVIDIA names it; empty for a type without, or an unknown one."""
+    return str((instance(instance_type) or {}).get("chip", ""))
+
+
+def _needs(instance_type: str) -> dict[str, Any]:
+    row: dict[str, Any] = table("instances")["chips"].get(chip_of(instance_type), {})
+    return row
+
+
+def has_bf16(instance_type: str) -> bool:
+    """Whether the GPUs of a type compute bf16; True for other devices."""
+    return bool(_needs(instance_type).get("bf16", True))
+
+
+def no_bf16(instance_type: str) -> str:
+    """The fault of bf16 on GPUs without it."""
+    return f"train.precision: {chip_of(instance_type)} GPUs ({instance_type}) have no bf16; set fp16 or fp32"
+
+
+def without_kernels(instance_type: str) -> str | None:
+    """The fault, with its remedy, of GPUs that are too old for every torch that smtrain runs on."""
+    if _needs(instance_type).get("torch", True):
+        return None
+    return (
+        f"compute.instance_type: {instance_type} has {chip_of(instance_type)} GPUs, for which no torch from 2.9 on has "
+        "kernels; take ml.g5.xlarge"
+    )
+
+
+def cuda_needed(instance_type: str) -> str:
+    """The releases of CUDA with kernels for the GPUs of a type, in words; empty if any has."""
+    match _needs(instance_type).get("cuda", []):
+        case [_, last]:
+            return f"CUDA {last} or earlier"
+        case [first]:
+            return f"CUDA {first} or later"
+    return ""
+
+
+def has_kernels(cuda: str, instance_type: str) -> bool:
+    """Whether a release of CUDA ("13.0") has kernels for the GPUs of a type."""
+    first, *last = _needs(instance_type).get("cuda", ["0.0"])
+    release = _numbers(cuda)
+    return _numbers(first) <= release and all(release <= _numbers(one) for one in last)
+
+
+def is_arm(instance_type: str) -> bool:
+    """Whether the processors of a type are arm64; images and wheels are for x86_64 otherwise."""
+    return (instance(instance_type) or {}).get("arch") == "arm64"
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    return tuple(map(int, release.split(".")))
