@@ -12,6 +12,8 @@ from pathlib import Path
 from urllib.parse import parse_qs, unquote
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+CONVERTED = "fedcba9876543210fedcba9876543210fedcba98"
+"""The commit of the branch refs/convert/parquet."""
 
 
 class Hub:
@@ -19,10 +21,15 @@ class Hub:
     `token` (None: to all).
 
     `busy` requests for parts of files are told to come again at once. With `moves` a request for the head is told
-    another commit each time, of the same files; `read` are the commits that files were asked of.
+    another commit each time, of the same files; `read` are the commits that files were asked of. `converted` holds the
+    files of the branch refs/convert/parquet.
     """
 
-    def __init__(self, model: Path, name: str, token: str | None = None, *, data: Path | None = None) -> None:
+    def __init__(
+        self, model: Path, name: str, token: str | None = None, *, data: Path | None = None,
+        converted: Path | None = None,
+    ) -> None:  # fmt: skip
+        self.converted = converted
         self.folders, self.name, self.token = {"models": model, "datasets": data or model}, name, token
         self.busy = 0
         self.moves = False
@@ -60,12 +67,15 @@ class Hub:
         sent = request.rfile.read(int(request.headers.get("Content-Length") or 0))
         if self.name in path:
             self.tokens.add(brought)
-        named = next((part for part in re.split("[/?]", path) if part in self.commits), None)
+        path = path.replace("refs/convert/parquet", CONVERTED)
+        named = next((part for part in re.split("[/?]", path) if part in (*self.commits, CONVERTED)), None)
         if named is None and self.moves:
             self.commits.append(hashlib.sha1(str(len(self.commits)).encode()).hexdigest())
         commit = named or self.commits[-1]
         kind = "datasets" if path.startswith(("/datasets/", "/api/datasets/")) else "models"
         folder, api = self.folders[kind], f"/api/{kind}/{self.name}"
+        if named == CONVERTED and self.converted:
+            folder = self.converted
         resolved = f"{'/datasets' if kind == 'datasets' else ''}/{self.name}/resolve/{commit}/"
         below = folder / path.partition(f"/tree/{commit}")[2].strip("/")
         ranged = request.headers.get("Range", "") if resolved in path else ""

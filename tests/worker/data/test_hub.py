@@ -16,7 +16,7 @@ import pytest
 from smtrain.core.errors import DataError
 from smtrain.worker.data.read.hub import HubName, patiently
 from smtrain.worker.data.read.object_store import StorageError
-from tests.client.launch.hub import COMMIT, Hub
+from tests.client.launch.hub import COMMIT, CONVERTED, Hub
 
 ROOT = Path(__file__).parents[3]
 # The hub's address is read when its packages are imported.
@@ -142,6 +142,54 @@ def test_all_machines_read_the_commit_that_the_first_was_told(
     assert len(commits) == 2, "one for each path"
 
 
+_A_SCRIPT = """
+import json, sys
+from smtrain.core.errors import DataError
+from smtrain.worker.data.read.sources import find_files
+
+told, said = [], []
+for uri in ("hf://org/set", "hf://org/set:en@test", "hf://org/set@refs/convert/parquet"):
+    try:
+        find_files(uri)
+    except DataError as error:
+        told.append(str(error))
+read = [[file.name for file in find_files(uri, say=said.append)] for uri in sys.argv[1:]]
+print(json.dumps({"told": told, "read": read, "said": said}))
+"""
+
+
+@pytest.mark.slow
+def test_a_set_that_is_a_script_is_read_from_the_hubs_copy_in_parquet(tmp_path: Path) -> None:
+    pytest.importorskip("datasets", minversion="4")
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set/set.py").write_text("raise SystemExit('a program of a stranger')")
+    for name in ("en/train/0000", "en/test/0000", "de/train/0000"):
+        path = tmp_path / f"converted/{name}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table({"text": [f"words of {name}"]}), path)
+    served = Hub(tmp_path, "org/set", data=tmp_path / "set", converted=tmp_path / "converted")
+    environment = {**os.environ, "HF_ENDPOINT": served.url, "HF_HOME": str(tmp_path / "home")}
+    copies = ["hf://org/set:en@refs/convert/parquet", "hf://org/set:en@test#refs/convert/parquet"]
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _A_SCRIPT, *copies], env=environment, cwd=ROOT, capture_output=True, text=True
+        )
+    finally:
+        served.close()
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    script = "is a script, which datasets from 4.0 on does not run; read the hub's copy in Parquet:"
+    assert result["told"] == [
+        f"hf://org/set {script} hf://org/set@refs/convert/parquet",
+        f"hf://org/set:en@test {script} {copies[1]}",
+        "hf://org/set@refs/convert/parquet: names no configuration, and there are de, en; name one, as in "
+        "hf://org/set:de@refs/convert/parquet",
+    ]
+    at = f"org/set@{CONVERTED[:12]}/en"
+    assert result["read"] == [[f"{at}/train/0000.parquet"], [f"{at}/test/0000.parquet"]]
+    assert f"{copies[1]}: read at commit {CONVERTED}" in result["said"]
+
+
 @pytest.mark.parametrize(
     ("uri", "parts"),
     [
@@ -149,6 +197,8 @@ def test_all_machines_read_the_commit_that_the_first_was_told(
         ("hf://a/b:en@train[:5%]", ("a/b", "en", "train[:5%]", None)),
         ("hf://a/b@train+test#v1.0", ("a/b", None, "train+test", "v1.0")),
         ("hf://a/b:2024#0123abc", ("a/b", "2024", "", "0123abc")),
+        ("hf://a/b:en@refs/convert/parquet", ("a/b", "en", "", "refs/convert/parquet")),
+        ("hf://a/b@train#refs/convert/parquet", ("a/b", None, "train", "refs/convert/parquet")),
     ],
 )
 def test_a_name_has_config_split_and_revision(uri: str, parts: tuple[str | None, ...]) -> None:

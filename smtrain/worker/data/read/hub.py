@@ -3,6 +3,7 @@
 `datasets` lists the files of a split at one commit. Each file is a source of its own and is read by ranges, so nothing
 is downloaded as a whole, and several machines can share the files. Other formats than JSON, Parquet and Arrow, and
 parts of a split, are loaded by `datasets` itself. The commit is looked up once; all machines use that of the first.
+A data set that is a script is read from the hub's copy in Parquet, `hf://NAME:CONFIG@refs/convert/parquet`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,6 +31,10 @@ _LATER = {408, 429, 500, 502, 503, 504}
 _AT = re.compile(r"hf://datasets/(.+?)@([0-9a-f]{40})/(.+)")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _DIRECT = {"json", "parquet", "arrow"}
+CONVERTED = "refs/convert/parquet"
+"""The branch on which the hub keeps a copy in Parquet, CONFIG/SPLIT/*.parquet, of most public data sets."""
+_SCRIPT = "Dataset scripts are no longer supported"
+"""What `datasets` from 4.0 on says of a data set that is a program."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,15 @@ class HubName:
         body, _, revision = uri.removeprefix(HUB).partition("#")
         name, _, split = body.partition("@")
         name, _, config = name.partition(":")
+        if split.startswith("refs/"):
+            split, revision = "", split
         return HubName(uri, name, config or None, split, revision or None, commit)
+
+    @property
+    def converted(self) -> str:
+        """The path of the hub's copy in Parquet, with the same configuration and split."""
+        name = f"{HUB}{self.name}" + (f":{self.config}" if self.config else "")
+        return f"{name}@{self.split}#{CONVERTED}" if self.split else f"{name}@{CONVERTED}"
 
 
 def floating(sources: Sequence[object]) -> list[str]:
@@ -91,9 +104,9 @@ def hub_files(dataset: HubName, say: Callable[[str], None]) -> list[tuple[str, s
     splits = (dataset.split or "train").split("+")
     revision, datasets = dataset.commit or dataset.revision, _datasets(dataset.uri)
     try:
-        builder = datasets.load_dataset_builder(dataset.name, dataset.config, revision=revision)
+        builder = datasets.load_dataset_builder(dataset.name, revision=revision, **_configuration(dataset))
     except Exception as error:  # its own, huggingface_hub's and the network's have no common class
-        raise _not_loaded(dataset.uri, error) from None
+        raise _not_loaded(dataset, error) from None
     by_split: dict[str, list[str]] = {
         str(split): [str(p) for p in files] for split, files in _data_files(builder).items()
     }
@@ -116,9 +129,35 @@ def hub_files(dataset: HubName, say: Callable[[str], None]) -> list[tuple[str, s
     ]
 
 
+def _configuration(dataset: HubName) -> dict[str, str | None]:
+    """The options of `datasets` for a configuration, which is a folder of the converted copy.
+
+    Raises DataError if that has several and none is named: their rows would be mixed.
+    """
+    if dataset.revision != CONVERTED:
+        return {"name": dataset.config}
+    if dataset.config:
+        return {"data_dir": dataset.config}
+    from huggingface_hub import HfApi
+    from huggingface_hub.hf_api import RepoFolder
+
+    def ask() -> list[str]:
+        tree = HfApi().list_repo_tree(dataset.name, revision=dataset.commit or CONVERTED, repo_type="dataset")
+        return sorted(entry.path for entry in tree if isinstance(entry, RepoFolder))
+
+    folders = patiently(dataset.uri, ask, _refused)
+    if len(folders) > 1:
+        shown = f"{', '.join(folders[:12])}{', ...' if len(folders) > 12 else ''}"
+        path = replace(dataset, config=folders[0]).converted
+        raise DataError(f"{dataset.uri}: names no configuration, and there are {shown}; name one, as in {path}")
+    return {"data_dir": folders[0]} if folders else {}
+
+
 def _say_commit(dataset: HubName, commits: Collection[str], say: Callable[[str], None]) -> None:
     """Name the commit that is read, if the path does not."""
-    if dataset.revision not in commits:
+    if dataset.revision == CONVERTED:
+        say(f"{dataset.uri}: read at commit {', '.join(commits)}")
+    elif dataset.revision not in commits:
         say(f"{dataset.uri}: read at commit {', '.join(commits)}; name it as #COMMIT to read the same again")
 
 
@@ -137,9 +176,16 @@ def _refused(uri: str, error: Exception) -> DataError:
     )
 
 
-def _not_loaded(uri: str, error: Exception) -> SmtrainError:
+def _not_loaded(dataset: HubName, error: Exception) -> SmtrainError:
     """The error for a dataset that `datasets` does not load: StorageError if the hub is away or busy."""
-    refused = _refused(uri, error)
+    if isinstance(error, SmtrainError):
+        return error
+    if _SCRIPT in str(error):
+        return DataError(
+            f"{dataset.uri} is a script, which datasets from 4.0 on does not run; read the hub's copy in Parquet: "
+            f"{dataset.converted}"
+        )
+    refused = _refused(dataset.uri, error)
     return refused if _least_wait(error) is None else StorageError(str(refused))
 
 
@@ -183,10 +229,13 @@ def hub_rows(dataset: HubName, say: Callable[[str], None]) -> list[tuple[Path, s
     datasets = _datasets(dataset.uri)
     try:
         rows: Any = datasets.load_dataset(
-            dataset.name, dataset.config, split=dataset.split or "train", revision=dataset.commit or dataset.revision
+            dataset.name,
+            split=dataset.split or "train",
+            revision=dataset.commit or dataset.revision,
+            **_configuration(dataset),
         )
     except Exception as error:  # its own, huggingface_hub's and the network's have no common class
-        raise _not_loaded(dataset.uri, error) from None
+        raise _not_loaded(dataset, error) from None
     if others := sorted(set(rows.info.splits or ()) - {"train"}) if not dataset.split else []:
         _say_left_out(dataset.uri, others, say)
     if dataset.commit:
