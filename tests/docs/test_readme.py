@@ -15,7 +15,7 @@ from moto import mock_aws
 import smtrain
 from smtrain.client.iam import policies
 from smtrain.core.config import Stage
-from smtrain.core.facts.images import serves
+from smtrain.core.facts.images import gpu_row
 from tests.docs.pages import ROOT
 from tests.install.stranger import Stranger, Typed
 from tests.typed import lacking_options, typed
@@ -47,8 +47,8 @@ def test_its_config_is_a_request_of_an_image_and_machines_that_its_engine_runs_o
     done = typed("launch", "config.yaml", "--stage", stage, "--target", "aws", "--dry-run")
     assert done.returncode == 0, done.stderr
     request = json.loads(done.stdout)
-    assert serves(request["AlgorithmSpecification"]["TrainingImage"], "nxd")
-    assert request["ResourceConfig"]["InstanceType"].startswith("ml.trn1") == (stage == "train")
+    assert gpu_row(request["AlgorithmSpecification"]["TrainingImage"])
+    assert request["ResourceConfig"]["InstanceType"].startswith("ml.g6e") == (stage == "train")
 
 
 def test_its_config_is_launched_in_an_account_up_to_the_last_request(
@@ -71,8 +71,8 @@ def test_its_config_is_launched_in_an_account_up_to_the_last_request(
             job = smtrain.launch("config.yaml", stage=stage, target="aws", wait=False, check=False, say=lambda _: None)
             sent: Any = account[2].describe_training_job(TrainingJobName=job.name)
             assert sent["RoleArn"].endswith(":role/train")
-            assert serves(sent["AlgorithmSpecification"]["TrainingImage"], "nxd")
-            assert sent["ResourceConfig"]["InstanceType"].startswith("ml.trn1") == (stage == "train")
+            assert gpu_row(sent["AlgorithmSpecification"]["TrainingImage"])
+            assert sent["ResourceConfig"]["InstanceType"].startswith("ml.g6e") == (stage == "train")
             assert sent["OutputDataConfig"]["S3OutputPath"].startswith("s3://my-bucket/smtrain/my-run/")
 
 

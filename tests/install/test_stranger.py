@@ -39,6 +39,6 @@ def test_the_readme_leads_to_a_request_for_aws_and_to_a_model(installed: Install
     outputs = {one.command: one.output for one in typed}
     assert len(typed) > 20
     assert '"TrainingJobName": "my-run-train-' in outputs["smtrain launch aws.yaml --dry-run --target aws"]
-    assert "trn1.32xlarge" in outputs["smtrain plan aws.yaml"]
+    assert "g6e.12xlarge" in outputs["smtrain plan aws.yaml"]
     assert re.search(r"\btrain +Completed .*-train-\w+", outputs["smtrain list"])
     assert (folder / "my-model/model.safetensors").stat().st_size > 1_000_000
