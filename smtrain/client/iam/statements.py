@@ -14,6 +14,7 @@ from smtrain.client.launch import names
 from smtrain.core.config import JobConfig
 from smtrain.core.config.section import Secret
 from smtrain.core.config.track import MLFLOW_ARN
+from smtrain.core.facts.engines import TRAINIUM2
 from smtrain.core.facts.images import EcrImage, ecr_image, serving_image
 from smtrain.core.facts.sagemaker import ENDPOINT_LOGS, LOG_GROUP
 from smtrain.core.protocol.uris import split_uri
@@ -221,6 +222,7 @@ def _spelled(a: Arns, kind: str, name: str, rest: str = "") -> tuple[str, ...]:
 
 
 def serving_images(config: JobConfig, others: OtherCommands) -> list[EcrImage]:
-    """The images of an endpoint."""
-    image = ecr_image(serving_image(str(config.compute.region))) if others.endpoint else None
-    return [image] if image else []
+    """The images of an endpoint: on GPUs, and for a run on Trainium2 on that too."""
+    kinds = {"", config.compute.instance_type} & {"", TRAINIUM2} if others.endpoint else set()
+    images = (ecr_image(serving_image(str(config.compute.region), kind)) for kind in sorted(kinds))
+    return [image for image in images if image]

@@ -104,9 +104,9 @@ def gpu_image_uri(region: str, instance_type: str | None = None) -> str:
     return f"{_registry(region)}/{row['repository']}:{row['tag']}"
 
 
-def serving_image(region: str) -> str:
-    """URI of the newest image that serves models on GPUs. Raises `ConfigError` for an unknown region."""
-    return f"{_registry(region)}/{table('images')['serving']}"
+def serving_image(region: str, instance_type: str) -> str:
+    """URI of the newest image that serves models on a type. Raises `ConfigError` for an unknown region."""
+    return f"{_registry(region)}/{table('images')['serving_neuron' if is_neuron(instance_type) else 'serving']}"
 
 
 def gpu_rows() -> list[dict[str, Any]]:

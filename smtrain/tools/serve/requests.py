@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from smtrain.client.launch.names import part_name, schedule_name
+from smtrain.core.facts.engines import is_neuron
 
 MODEL, ADAPTER = "/opt/ml/model", "adapter"
 _ADDITIONAL = "/opt/ml/additional-model-data-sources"
+_GPU_AMI, _NEURON_AMI = "al2-ami-sagemaker-inference-gpu-3-1", "al2-ami-sagemaker-inference-neuron-2"
+"""Hosts' software (InferenceAmiVersion): the first has the driver that CUDA 13 needs; the second is unchecked."""
 _STARTS_S = 3600
 """SageMaker's limit for a model download, and for a container to load its model."""
 _TRIES, _AGE_S = 185, 86400
@@ -72,12 +75,12 @@ def create_model(spec: EndpointSpec) -> dict[str, Any]:
 
 
 def create_endpoint_config(spec: EndpointSpec, model: str) -> dict[str, Any]:
-    """CreateEndpointConfig: one variant, with the host's driver that CUDA 13 images need and an hour to start."""
+    """CreateEndpointConfig: one variant, with the host's driver that the image needs and an hour to start."""
     variant: dict[str, Any] = {
         "VariantName": "all", "ModelName": model, "InstanceType": spec.instance_type,
         "InitialInstanceCount": spec.instance_count, "InitialVariantWeight": 1.0,
         "ModelDataDownloadTimeoutInSeconds": _STARTS_S, "ContainerStartupHealthCheckTimeoutInSeconds": _STARTS_S,
-        "InferenceAmiVersion": "al2-ami-sagemaker-inference-gpu-3-1",
+        "InferenceAmiVersion": _NEURON_AMI if is_neuron(spec.instance_type) else _GPU_AMI,
     }  # fmt: skip
     if spec.volume_gb:
         variant["VolumeSizeInGB"] = spec.volume_gb

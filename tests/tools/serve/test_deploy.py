@@ -6,6 +6,7 @@ import datetime
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import smtrain
 from smtrain.client.backends.sagemaker.target import Target
 from smtrain.core.errors import ConfigError, JobError
+from smtrain.core.facts.images import serving_image
 from smtrain.plane.server.validation import fault_of
 from smtrain.tools.serve import requests
 from smtrain.tools.serve.deploy import tensor_parallel
@@ -31,6 +33,9 @@ ADAPTED = EndpointSpec(
     "llama", "s3://bucket/base/", "763.dkr.ecr/vllm:tag", "ml.g6e.xlarge", 2, 1, ROLE,
     adapter="s3://bucket/llama/jobs/llama-export-1a2b3c4d/output/model/", rank=16,
 )  # fmt: skip
+NEURON = replace(
+    PLAIN, image=serving_image("us-west-2", "ml.trn2.48xlarge"), instance_type="ml.trn2.48xlarge", tensor_parallel=16
+)
 L70B = {"num_attention_heads": 64, "num_key_value_heads": 8, "hidden_size": 8192, "num_hidden_layers": 80}
 
 
@@ -46,7 +51,7 @@ def made(spec: EndpointSpec) -> dict[str, dict[str, Any]]:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "spec"), [("plain", PLAIN), ("adapter", ADAPTED)])
+@pytest.mark.parametrize(("name", "spec"), [("plain", PLAIN), ("adapter", ADAPTED), ("neuron", NEURON)])
 def test_the_requests_are_the_golden_ones_and_valid(name: str, spec: EndpointSpec) -> None:
     """After an intended change run this with SMTRAIN_WRITE_GOLDEN=1 and review."""
     endpoint = made(spec)
@@ -66,9 +71,19 @@ def test_a_model_that_does_not_fit_is_refused_with_the_sum_and_a_type_that_holds
         tensor_parallel("70B", 141e9, L70B, "ml.g6e.xlarge")
     assert tensor_parallel("3 heads", 1e9, {**L70B, "num_attention_heads": 3}, "ml.g6e.12xlarge") == 3
     assert tensor_parallel("nested", 141e9, {"model_type": "x", "text_config": L70B}, "ml.g6e.48xlarge") == 8
-    for kind in ("ml.trn1.32xlarge", "ml.m5.xlarge", "laptop"):
-        with pytest.raises(JobError, match="no GPU that smtrain knows"):
+    for kind, reason in (
+        ("ml.trn1.32xlarge", "vLLM Neuron runs on Trainium2 and 3 only"), ("ml.inf2.48xlarge", "vLLM Neuron runs on"),
+        ("ml.m5.xlarge", "no device that smtrain knows"), ("laptop", "no device that smtrain knows"),
+        ("ml.p3.16xlarge", "V100 GPUs have no bf16"), ("ml.p6e-gb200.36xlarge", "GB200 GPUs have arm64 processors"),
+    ):  # fmt: skip
+        with pytest.raises(JobError, match=f"^{kind}: .*{reason}.*; take ml.g6.xlarge or a larger one$"):
             tensor_parallel("x", 1e9, L70B, kind)
+
+
+def test_a_host_of_trainium2_splits_a_model_over_cores_that_its_torus_connects() -> None:
+    assert tensor_parallel("70B", 141e9, L70B, "ml.trn2.48xlarge") == 64
+    assert tensor_parallel("8B", 16e9, {**L70B, "num_attention_heads": 32}, "ml.trn2.48xlarge") == 16, "32 never runs"
+    assert tensor_parallel("1B", 2e9, {**L70B, "num_attention_heads": 8}, "ml.trn2.48xlarge") == 4
 
 
 @pytest.fixture
@@ -108,6 +123,13 @@ def test_an_endpoint_is_made_once_and_undeployed(model: str) -> None:
     assert sagemaker.list_models()["Models"] == []
     with pytest.raises(JobError, match="no such endpoint"):
         smtrain.undeploy("one", target="local")
+
+
+def test_one_on_neuron_cores_says_that_it_is_unchecked(model: str) -> None:
+    lines: list[str] = []
+    smtrain.deploy(model, "ml.trn2.48xlarge", name="trn", target="local", say=lines.append)
+    assert lines[1].startswith("unchecked: smtrain has made no endpoint on Neuron cores")
+    smtrain.undeploy("trn", target="local", say=lambda _: None)
 
 
 def test_one_for_a_while_deletes_itself_by_the_planes_clock(model: str) -> None:

@@ -34,7 +34,7 @@ _DIRECT = {"json", "parquet", "arrow"}
 CONVERTED = "refs/convert/parquet"
 """The branch on which the hub keeps a copy in Parquet, CONFIG/SPLIT/*.parquet, of most public data sets."""
 _SCRIPT = "Dataset scripts are no longer supported"
-"""What `datasets` from 4.0 on says of a data set that is a program."""
+"""The error of `datasets` from 4.0 on for a data set that is a program."""
 
 
 @dataclass(frozen=True)
