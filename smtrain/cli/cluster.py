@@ -41,7 +41,7 @@ def template(
     head_subnet: Annotated[str | None, typer.Option(help="Public subnet of the head node.")] = None,
     compute_subnet: Annotated[str | None, typer.Option(help="Private subnet of all nodes.")] = None,
     key_name: Annotated[str | None, typer.Option(help="EC2 key pair for ssh.")] = None,
-    os: Annotated[str, typer.Option(help="Operating system.")] = "ubuntu2204",
+    os: Annotated[str | None, typer.Option(help="Operating system; default: by the engine's Python.")] = None,
     ami: Annotated[str | None, typer.Option(help="Neuron image for it.")] = None,
     post_install: Annotated[
         str | None, typer.Option(metavar="URI", help="Script that the train nodes run as they start.")

@@ -6,6 +6,7 @@ Keys as in aws-parallelcluster 3.16's schema (read 2026-11-21); no cluster was c
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
@@ -16,12 +17,16 @@ from smtrain.client.prices import Prices, own_prices
 from smtrain.core.config import JobConfig
 from smtrain.core.config.schema import inputs_of
 from smtrain.core.errors import ConfigError
-from smtrain.core.facts import instance
+from smtrain.core.facts import instance, table
+from smtrain.core.facts.engines import is_neuron
 from smtrain.core.near import hint
 from smtrain.core.protocol.uris import split_uri
 
-OSES = ("ubuntu2204", "ubuntu2404", "alinux2023", "rhel8", "rhel9", "rocky8", "rocky9")
-"""Operating systems that ParallelCluster 3.16 supports; it refuses older ones."""
+OSES = {
+    "ubuntu2204": "3.10", "ubuntu2404": "3.12", "alinux2023": "3.9",
+    "rhel8": "3.6", "rhel9": "3.9", "rocky8": "3.6", "rocky9": "3.9",
+}  # fmt: skip
+"""Operating systems that ParallelCluster 3.16 supports, each with the Python of its own; it refuses older ones."""
 UNKNOWN_SUBNET = "subnet-00000000000000000"
 """Placeholder for a subnet that is not given: well-formed, but not real."""
 _LUSTRE_STEP = 2400  # GiB; SCRATCH_2 is 1200 or a multiple of it
@@ -48,7 +53,8 @@ class Site:
     """A private subnet with a route to the internet (NAT)."""
     key_name: str | None = None
     """An EC2 key pair; without one, connect to the head node through SSM."""
-    os: str = "ubuntu2204"
+    os: str | None = None
+    """Default: one whose Python the engine has packages for."""
     ami: str | None = None
     """A Neuron image built for this release of ParallelCluster; without one the nodes lack the driver."""
     post_install: str | None = None
@@ -87,7 +93,7 @@ def template(config: JobConfig, site: Site) -> dict[str, Any]:
             one["Iam"] = {"S3Access": [{"BucketName": bucket} for bucket in buckets]}
     return {
         "Region": site.region,
-        "Image": {"Os": site.os, **({"CustomAmi": site.ami} if site.ami else {})},
+        "Image": {"Os": os_of(config, site), **({"CustomAmi": site.ami} if site.ami else {})},
         "HeadNode": {
             "InstanceType": site.head_type,
             "LocalStorage": {"RootVolume": {"Size": 200}},
@@ -104,6 +110,28 @@ def template(config: JobConfig, site: Site) -> dict[str, Any]:
             }
         ],
     }
+
+
+def os_of(config: JobConfig, site: Site) -> str:
+    """The operating system of all nodes: the given one, or by the Python that the engine needs."""
+    return site.os or ("ubuntu2404" if _pythons(config) else "ubuntu2204")
+
+
+def _pythons(config: JobConfig) -> list[str]:
+    """The releases of Python that TorchNeuron has wheels for ("3.12"); empty for machines without it."""
+    if config.train.engine != "native" or not is_neuron(config.compute.instance_type):
+        return []
+    return [f"{python[0]}.{python[1:]}" for python in table("images")["engines"]["native"]["pythons"]]
+
+
+def _wrong_python(config: JobConfig, site: Site) -> Iterator[str]:
+    """The fault of nodes for which TorchNeuron has no wheels. An image or a container may bring another Python."""
+    os, pythons = os_of(config, site), _pythons(config)
+    if pythons and OSES.get(os, pythons[0]) not in pythons and not site.ami and not config.cluster.container:
+        yield (
+            f"--os: {os} has Python {OSES[os]}, and TorchNeuron's wheels are for {pythons[0]} to {pythons[-1]}; take "
+            "ubuntu2404, or run in a container (cluster.container)"
+        )
 
 
 def queues(config: JobConfig) -> tuple[str, str]:
@@ -158,8 +186,9 @@ def _faults(config: JobConfig, site: Site) -> list[str]:
             f"compute.instance_type: EC2 had no name for {config.compute.instance_type} when this was written; "
             f"{trainium2_instead(config)}"
         )
-    if site.os not in OSES:
-        faults.append(f"--os: ParallelCluster does not support {site.os}; {hint(str(site.os), OSES)}")
+    if (os := os_of(config, site)) not in OSES:
+        faults.append(f"--os: ParallelCluster does not support {os}; {hint(os, OSES)}")
+    faults += _wrong_python(config, site)
     if site.capacity_block and site.spot:
         faults.append("--spot: a capacity block is paid for already; leave one of --spot, --capacity-block out")
     if site.storage_gib != 1200 and (site.storage_gib <= 0 or site.storage_gib % _LUSTRE_STEP):

@@ -64,6 +64,30 @@ def test_trainium2_has_its_names_of_ec2_and_trainium3_has_none(raw: dict[str, An
         template(load_config({**base, "compute": {**compute, "instance_type": "trn3-gen1"}}), SITE)
 
 
+def test_nodes_have_a_python_that_torchneuron_has_wheels_for(raw: dict[str, Any]) -> None:
+    base = {**raw, "train": {**raw["train"], "engine": "native"}, "target": "slurm", "cluster": {"shared": "/fsx/x"}}
+    trn2, gpus = (
+        load_config({**base, "compute": {"instance_count": 2, "processes_per_instance": 2, "instance_type": kind}})
+        for kind in ("ml.trn2.48xlarge", "ml.p5.48xlarge")
+    )
+    trn1 = config(raw)
+
+    def image(of: JobConfig, **site: Any) -> dict[str, str]:
+        made: dict[str, str] = template(of, replace(SITE, **site))["Image"]
+        return made
+
+    assert [image(of)["Os"] for of in (trn1, trn2, gpus)] == ["ubuntu2204", "ubuntu2404", "ubuntu2204"]
+    for os in set(OSES) - {"ubuntu2404"}:
+        assert image(gpus, os=os)["Os"] == os
+        assert image(trn2, os=os, ami="ami-0123456789abcdef0")["Os"] == os
+        with pytest.raises(
+            ConfigError, match=rf"--os: {os} has Python 3\.\d+, and TorchNeuron's wheels are for 3.12 to"
+        ):
+            template(trn2, replace(SITE, os=os))
+    held = trn2.model_copy(update={"cluster": trn2.cluster.model_copy(update={"container": "/fsx/neuron.sqsh"})})
+    assert image(held, os="ubuntu2204")["Os"] == "ubuntu2204"
+
+
 def test_queues_are_the_partitions_of_the_config(raw: dict[str, Any]) -> None:
     def names(**cluster: Any) -> list[str]:
         return [one["Name"] for one in template(config(raw, **cluster), SITE)["Scheduling"]["SlurmQueues"]]
