@@ -35,6 +35,13 @@ class ExportStage(JobStage):
         channels = {"checkpoint": checkpoint_uri(config), "model": chain.model(self.name)}
         return channels | (weights_of(config) if config.train.adapter else {})
 
+    def extend(self, config: JobConfig, request: dict[str, Any]) -> None:
+        group, source = config.output.model_package_group, config.output.source_model_package
+        if group:
+            request["ModelPackageConfig"] = {
+                "ModelPackageGroupArn": group, **({"SourceModelPackageArn": source} if source else {})
+            }  # fmt: skip
+
     def resources(self, config: JobConfig, shape: ModelShape, assumed: Mapping[str, float]) -> StageNeed:
         return conversion_need(config, shape, assumed, times=2)
 

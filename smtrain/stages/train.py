@@ -10,7 +10,7 @@ from smtrain.core.model.families import FAMILIES
 from smtrain.core.model.text_part import text_part
 from smtrain.core.protocol.log_lines import MACHINE_NUMBERS, PAIR_NUMBERS, ROUTING_NUMBERS
 from smtrain.core.protocol.uris import HUBS
-from smtrain.core.tracking.settings import VARIABLE, variable
+from smtrain.core.tracking.settings import EXPERIMENT, VARIABLE, variable
 from smtrain.stages.base import (
     CHECKPOINT_PATH,
     Inputs,
@@ -153,6 +153,12 @@ class TrainStage(JobStage):
             request["TensorBoardOutputConfig"] = {
                 "LocalPath": TENSORBOARD_PATH,
                 "S3OutputPath": f"{run_uri(config)}tensorboard",
+            }
+        if config.track.managed:
+            request["MlflowConfig"] = {
+                "MlflowResourceArn": config.track.mlflow,
+                "MlflowExperimentName": config.track.experiment or EXPERIMENT,
+                "MlflowRunName": request["TrainingJobName"],
             }
         if compute.training_plan:
             resources["TrainingPlanArn"] = compute.training_plan

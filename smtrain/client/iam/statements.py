@@ -144,9 +144,13 @@ def tracker_key(config: JobConfig, a: Arns) -> Iterator[Statement]:
 
 def other_role_statements(config: JobConfig, a: Arns, others: OtherCommands) -> Iterator[Statement]:
     """The role's permissions: trackers of a job, an endpoint's container and its deletion, a pipeline's jobs."""
-    if config.track.by == "job":
+    if config.track.by == "job" or config.track.managed:
         yield from tracking(config)
+    if config.track.by == "job":
         yield from tracker_key(config, a)
+    if group := config.output.model_package_group:
+        versions = f"{group.replace(':model-package-group/', ':model-package/')}/*"
+        yield Statement("RegisterExport", ("sagemaker:CreateModelPackage",), (group, versions))
     if others.endpoint:
         logs = a.arn("logs", f"log-group:{ENDPOINT_LOGS}/{others.endpoint}")
         actions = ("logs:CreateLogGroup", "logs:CreateLogStream", "logs:DescribeLogStreams", "logs:PutLogEvents")

@@ -37,6 +37,15 @@ class Later:
         return getattr(made, name)
 
 
+NEWER = ("MlflowConfig", "ModelPackageConfig")
+"""Fields of CreateTrainingJob that the trainers of SDK v2 and v3 have no argument for."""
+
+
+def newer_fields(request: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a request that are added to what an SDK sends."""
+    return {key: request[key] for key in NEWER if key in request}
+
+
 def session_arguments(target: Target, request: dict[str, Any]) -> dict[str, Any]:
     """Arguments of the SDK's `Session`.
 

@@ -13,7 +13,7 @@ from sagemaker.pytorch import PyTorch
 from sagemaker.session import Session
 
 from smtrain.client.backends.sagemaker.target import Target
-from smtrain.client.sdk.session import CONFIG, refuse_secrets, send, session_arguments, watch
+from smtrain.client.sdk.session import CONFIG, newer_fields, refuse_secrets, send, session_arguments, watch
 
 
 class Estimator(PyTorch):  # type: ignore[misc]  # the SDK is not typed
@@ -71,6 +71,9 @@ def pytorch(target: Target, request: dict[str, Any], prepare: Callable[[], None]
     """The PyTorch estimator that sends `request` to `target`."""
     session = Session(**session_arguments(target, request))
     session.sagemaker_config = CONFIG
+    if more := newer_fields(request):  # the SDK cannot be told them, its client can
+        event = "provide-client-params.sagemaker.CreateTrainingJob"
+        session.sagemaker_client.meta.events.register(event, lambda params, **_: {**params, **more})
     with _without_config(session):
         return _estimator(target, session, request, prepare)
 

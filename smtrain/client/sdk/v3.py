@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from pydantic import PrivateAttr
+from pydantic import Field, PrivateAttr
 from sagemaker.core.helper.session_helper import Session
 from sagemaker.core.resources import TrainingJob
 from sagemaker.core.shapes import InstanceGroup
@@ -17,11 +17,11 @@ from sagemaker.train import ModelTrainer
 
 from smtrain.client.backends.sagemaker.retry import Patience
 from smtrain.client.backends.sagemaker.target import Target
-from smtrain.client.sdk.session import CONFIG, refuse_secrets, send, session_arguments, watch
+from smtrain.client.sdk.session import CONFIG, newer_fields, refuse_secrets, send, session_arguments, watch
 
 
 class RequestTrainer(ModelTrainer):  # type: ignore[misc]  # the SDK is not typed
-    """A ModelTrainer with the four fields of a request that ModelTrainer lacks.
+    """A ModelTrainer with the fields of a request that ModelTrainer lacks.
 
     `train()` sends the current attributes. A second `train()` needs another `job_name`: SageMaker refuses a name that
     exists.
@@ -33,6 +33,8 @@ class RequestTrainer(ModelTrainer):  # type: ignore[misc]  # the SDK is not type
     container_arguments: list[str] | None = None
     """Used unless `source_code` is set: PID 1 must be our launcher, so that SIGTERM reaches the training processes."""
     profiler_config: dict[str, Any] | None = None
+    newer: dict[str, Any] = Field(default_factory=dict)
+    """Fields of CreateTrainingJob that ModelTrainer does not know yet (`NEWER`)."""
 
     _prepare: Callable[[], None] | None = PrivateAttr(default=None)
     _target: Target = PrivateAttr()
@@ -74,6 +76,7 @@ class RequestTrainer(ModelTrainer):  # type: ignore[misc]  # the SDK is not type
             }
         if self.profiler_config is not None:
             made["ProfilerConfig"] = self.profiler_config
+        made |= self.newer
         refuse_secrets(made)
         return made
 
@@ -126,6 +129,7 @@ def trainer(target: Target, request: dict[str, Any], prepare: Callable[[], None]
             stopping_condition=configs.StoppingCondition(max_runtime_in_seconds=limits["MaxRuntimeInSeconds"], **wait),
             tags=[configs.Tag(key=tag["Key"], value=tag["Value"]) for tag in request["Tags"]],
             profiler_config=request["ProfilerConfig"],
+            newer=newer_fields(request),
         )
     if checkpoints := request.get("CheckpointConfig"):
         made.checkpoint_config = configs.CheckpointConfig(

@@ -40,6 +40,8 @@ _PATTERNS = {
     "name": "use letters, digits and single hyphens, at most 36 in all",
     "training_plan": "give the ARN of a training plan, arn:aws:sagemaker:REGION:ACCOUNT:training-plan/NAME",
     "region": "give the name of an AWS region, such as us-west-2",
+    "model_package_group": "give its ARN, arn:aws:sagemaker:REGION:ACCOUNT:model-package-group/NAME",
+    "source_model_package": "give its ARN, arn:aws:sagemaker:REGION:ACCOUNT:model-package/NAME/VERSION",
     "s3_uri": "give an s3://bucket/prefix URI",
     "instance_type": "give a SageMaker instance type, such as ml.trn1.32xlarge, or the name of one of `machines`",
     "[key]": "a machine's name begins with a small letter, and has small letters, digits and hyphens only, or is a new "

@@ -13,6 +13,9 @@ NEEDLE, POSITIONS = LONG_TASKS = ("needle", "loss_by_position")
 """Tasks of stage evaluate that are smtrain's own, for long texts."""
 
 
+_PACKAGE = r"^arn:aws[a-z-]*:sagemaker:[a-z0-9-]{{9,16}}:\d{{12}}:model-package{}/\S{{1,2048}}$"
+
+
 class Checkpoint(Section):
     """The training checkpoints."""
 
@@ -39,6 +42,10 @@ class Output(Section):
     """s3:// prefix of everything that runs write; default: s3://<SageMaker's default bucket>/smtrain."""
     kms_key: str | None = None
     """ID or ARN of the KMS key that encrypts results; default: the bucket's own encryption."""
+    model_package_group: str | None = Field(None, pattern=_PACKAGE.format("-group"))
+    """ARN of a model package group, in which SageMaker makes a version of the exported model (ModelPackageConfig)."""
+    source_model_package: str | None = Field(None, pattern=_PACKAGE.format(""))
+    """With model_package_group: ARN of the model package that the training started from."""
     volume_kms_key: str | None = None
     """ID or ARN of the KMS key of the instances' disks; no effect on types with NVMe disks. Default: kms_key."""
 

@@ -31,6 +31,8 @@ class Track(Section):
     """`live`: TensorBoard's files go to S3 while the job runs (TensorBoardOutputConfig); default: at its end."""
     mlflow: str | None = None
     """MLflow: the ARN of a SageMaker tracking server or app, or a URI (http://..., sqlite:///..., file:///...)."""
+    managed: bool = False
+    """SageMaker itself makes the train job's MLflow run, named like the job (MlflowConfig); mlflow must be an ARN."""
     wandb: Wandb | None = None
     """Weights & Biases."""
     experiment: str | None = Field(None, min_length=1)

@@ -14,10 +14,9 @@ from smtrain.core.config.track import Track
 from smtrain.core.errors import first_line
 from smtrain.core.text import Say
 from smtrain.core.tracking.mlflow import MlflowTracker
-from smtrain.core.tracking.settings import Tracked, TrackedStep
+from smtrain.core.tracking.settings import EXPERIMENT, Tracked, TrackedStep
 from smtrain.core.tracking.wandb import WandbTracker
 
-EXPERIMENT = "smtrain"
 KEPT = 200_000
 """Limit of records while a tracker does not answer; the oldest are dropped first."""
 _BATCH, _PAUSE, _LONGEST = 200, 0.5, 60.0

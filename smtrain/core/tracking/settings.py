@@ -10,6 +10,8 @@ from typing import Any
 
 from smtrain.core.config.track import Track
 
+EXPERIMENT = "smtrain"
+"""MLflow's experiment, if the config names none."""
 VARIABLE = "SMTRAIN_TRACK"
 _LONGEST = 500  # characters of a parameter: what MLflow has always taken
 

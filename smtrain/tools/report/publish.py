@@ -14,8 +14,8 @@ from smtrain.core.config.track import Track
 from smtrain.core.errors import JobError, first_line
 from smtrain.core.model.card import README
 from smtrain.core.text import Say
-from smtrain.core.tracking.buffer import EXPERIMENT
 from smtrain.core.tracking.mlflow import MlflowTracker
+from smtrain.core.tracking.settings import EXPERIMENT
 from smtrain.tools.report.gather import RunAccount, gather
 from smtrain.tools.report.report import config_text, page
 from smtrain.worker.evaluation.report import main_rows

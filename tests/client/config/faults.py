@@ -24,6 +24,8 @@ from tests.client.config.followed import (
 )  # fmt: skip
 from tests.conftest import LLAMA
 
+MLFLOW = "arn:aws:sagemaker:us-west-2:123456789012:mlflow-app/ours"
+GROUP = "arn:aws:sagemaker:us-west-2:123456789012:model-package-group/ours"
 IMAGE13 = "123456789012.dkr.ecr.us-west-2.amazonaws.com/mine:2.9.0-gpu-py312-cu130-ubuntu22.04"
 IMAGE12 = IMAGE13.replace("cu130", "cu126")
 HF13 = IMAGE13.replace("mine:2.9.0", "huggingface-pytorch-training:2.9.0-transformers5.3.0") + "-v1.0"
@@ -260,6 +262,27 @@ MACHINES = (
         "ml.p7.48xlarge is no instance type that smtrain knows",
         ("take ml.p5.48xlarge", {"compute.instance_type": "ml.p5.48xlarge"}),
         ("or describe ml.p7.48xlarge under machines", {"machines": {"ml.p7.48xlarge": BOX}}),
+    ),
+    *(
+        case(
+            target,
+            {key: value, "track.mlflow": MLFLOW},
+            f"{key}: applies to SageMaker only",
+            ("leave it out", {key: OUT}),
+        )
+        for target, key, value in (("slurm", "track.managed", True), ("pai", "output.model_package_group", GROUP))
+    ),
+    case(
+        "gpu",
+        {"track.managed": True},
+        "SageMaker writes to its own MLflow only",
+        ("set track.mlflow to the ARN of a tracking server or app", {"track.mlflow": MLFLOW}),
+    ),
+    case(
+        "gpu",
+        {"output.source_model_package": f"{GROUP.replace('-group', '')}/3"},
+        "has no effect without output.model",
+        ("set that too", {"output.model_package_group": GROUP}),
     ),
     case(
         "gpu",

@@ -108,6 +108,20 @@ def test_who_sends_to_a_managed_tracker_may_and_its_key_is_its_own(on_aws: dict[
     assert ("Track" in sids["role"]) == ("ReadTrackerKey" in sids["role"]) == (by == "job")
     assert {"Track", "CheckTracker"} <= sids["caller"], "results are sent by the caller at the end"
     assert ("ReadTrackerKey" in sids["caller"]) == (by == "client")
+    managed = policies(
+        {
+            **on_aws,
+            "track": {"mlflow": SERVER, "managed": True, "by": by},
+            "output": {
+                **on_aws["output"],
+                "model_package_group": f"arn:aws:sagemaker:us-east-1:{ACCOUNT}:model-package-group/ours",
+            },
+        }
+    )
+    role = {statement["Sid"]: statement for statement in managed["role"]["Statement"]}
+    assert "Track" in role, "SageMaker writes the job's run with the role"
+    assert role["RegisterExport"]["Action"] == ["sagemaker:CreateModelPackage"]
+    assert any(one.endswith(":model-package/ours/*") for one in role["RegisterExport"]["Resource"])
     plain = policies({**on_aws, "track": {"mlflow": "http://mlflow:5000"}})
     assert plain == policies(on_aws), "IAM has no say in a server of one's own"
 

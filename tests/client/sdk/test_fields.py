@@ -19,6 +19,10 @@ from tests.client.sdk.test_golden import pinned
 from tests.client.sdk.wire import canonical, sent
 
 PLAN = "arn:aws:sagemaker:us-west-2:111122223333:training-plan/ours"
+MLFLOW = "arn:aws:sagemaker:us-west-2:111122223333:mlflow-app/ours"
+GROUP = "arn:aws:sagemaker:us-west-2:111122223333:model-package-group/ours"
+JOB = object()
+"""The job's own name."""
 KEY = "arn:aws:kms:us-west-2:111122223333:key/one"
 # The config's settings: their place and value in the request.
 SET: dict[str, tuple[dict[str, Any], str, Any]] = {
@@ -81,6 +85,10 @@ SET: dict[str, tuple[dict[str, Any], str, Any]] = {
     "trackers": (
         {"track": {"mlflow": "http://mlflow:5000"}}, "Environment.SMTRAIN_TRACK", '{"mlflow": "http://mlflow:5000"}',
     ),
+    "managed MLflow": (
+        {"track": {"mlflow": MLFLOW, "managed": True}}, "MlflowConfig",
+        {"MlflowResourceArn": MLFLOW, "MlflowExperimentName": "smtrain", "MlflowRunName": JOB},
+    ),
     "environment": ({"compute": {"environment": {"A": "b"}}}, "Environment.A", "b"),
     "checkpoints": (
         {"checkpoint": {"s3_uri": "s3://elsewhere/run"}}, "CheckpointConfig",
@@ -115,6 +123,8 @@ def assert_golden(what: str, made: dict[str, Any]) -> None:
 def test_a_field_that_is_set_is_on_the_wire(plain: dict[str, Any], what: str) -> None:
     more, path, value = SET[what]
     made = body(plain, more)
+    if isinstance(value, dict):
+        value = {key: made["TrainingJobName"] if one is JOB else one for key, one in value.items()}
     assert reduce(lambda found, name: found[name], path.split("."), made) == value
     assert_golden(what, made)
 
@@ -162,6 +172,19 @@ def test_a_plan_and_a_check_of_machines_are_of_the_train_stage_and_valid(plain: 
         body(plain, {"compute": {"training_plan": PLAN, "spot": True}})
     with pytest.raises(smtrain.ConfigError, match=r"compute\.training_plan: got 'ours'; give the ARN"):
         body(plain, {"compute": {"training_plan": "ours"}})
+
+
+@pytest.mark.parametrize("source", [None, f"{GROUP.replace('-group', '')}/3"])
+def test_a_model_package_is_of_the_export(plain: dict[str, Any], source: str | None) -> None:
+    more = {"output": {"model_package_group": GROUP, "source_model_package": source}}
+    made = body(plain, more, stage="export")
+    wanted = {"ModelPackageGroupArn": GROUP, **({"SourceModelPackageArn": source} if source else {})}
+    assert made["ModelPackageConfig"] == wanted
+    assert list(violations(made)) == []
+    assert "ModelPackageConfig" not in body(plain, more)
+    assert "ModelPackageConfig cannot be honoured" in (fault_of(made) or "")
+    if source is None:
+        assert_golden("model package", made)
 
 
 def test_tags_of_aws_own_and_more_than_28_days_are_refused_at_load(plain: dict[str, Any]) -> None:

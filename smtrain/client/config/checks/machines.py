@@ -12,6 +12,7 @@ from smtrain.client.config.checks.rule import ConfigRule as Rule
 from smtrain.client.config.checks.rule import Fault, all_set, broken
 from smtrain.client.config.slurm_options import option_faults
 from smtrain.core.config.schema import JobConfig, inputs_of
+from smtrain.core.config.track import MLFLOW_ARN
 from smtrain.core.facts import instance, is_known, table
 from smtrain.core.facts.engines import TRAINIUM2, lnc_fault, sagemaker_lack
 from smtrain.core.facts.names import instance_meant
@@ -178,6 +179,18 @@ COMPUTE = (
     Rule("track.wandb",
          lambda c: c.track.wandb and (key := c.track.wandb.key) and (key.secret is None) == (key.ssm is None),
          "track.wandb.key: must name one of secret (Secrets Manager) and ssm (a parameter)"),
+    *(
+        Rule(f"{key} target", lambda c, key=key: all_set(key)(c) and not TARGETS[c.target].sagemaker,  # type: ignore[misc]
+             f"{key}: applies to SageMaker only; leave it out")
+        for key in ("track.managed", "output.model_package_group")
+    ),
+    Rule("track.managed track.mlflow",
+         lambda c: c.track.managed and not (c.track.mlflow and MLFLOW_ARN.fullmatch(c.track.mlflow)),
+         "track.managed: SageMaker writes to its own MLflow only; set track.mlflow to the ARN of a tracking server or "
+         "app"),
+    Rule("output.source_model_package output.model_package_group",
+         lambda c: c.output.source_model_package and not c.output.model_package_group,
+         "output.source_model_package: has no effect without output.model_package_group; set that too"),
     Rule("track.by network.isolation", lambda c: c.track.by == "job" and c.network.isolation,
          "track.by: a job with network.isolation cannot reach a tracker; set track.by: client"),
     Rule("compute.role", lambda c: c.compute.role is not None and not _ROLE.fullmatch(c.compute.role),
