@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.client.config.yaml_file import read_toml
+from smtrain.core.config.compute import KINDS_OF_PRICE, Compute
 from smtrain.core.config.error_messages import unknown_key
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts import table
@@ -17,7 +18,6 @@ from smtrain.core.near import nearest
 from smtrain.core.targets import TARGETS
 
 HOUR = 3600.0
-_OPTIONS = ("on_demand", "spot", "reserved")
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,19 @@ class Price:
         )
 
 
+def option_of(compute: Compute) -> str:
+    """The kind of price that the train stage's machines are paid at."""
+    return compute.price if isinstance(compute.price, str) else "spot" if compute.spot else "on_demand"
+
+
+def price_given(compute: Compute) -> list[Price]:
+    """The row of a price that the config itself gives in dollars."""
+    if compute.price is None or isinstance(compute.price, str):
+        return []
+    region = compute.region or "every region"
+    return [Price(compute.instance_type, option_of(compute), region, compute.price, "today", "compute.price")]
+
+
 class Prices:
     """The shipped prices, and the user's, which win. Raises `ConfigError` for a file in another format.
 
@@ -53,6 +66,11 @@ class Prices:
         self.assumptions: dict[str, float] = {**shipped["assumptions"], **own.get("assumptions", {})}
         self._prices = [Price(**row) for row in self._rows]
         self._prices += mine
+
+    def known(self, type_: str, region: str | None) -> list[Price]:
+        """The price of each kind that is known for a type."""
+        found = (self.find(type_, option, region) for option in KINDS_OF_PRICE)
+        return [price for price in found if price]
 
     def find(self, type_: str, option: str, region: str | None) -> Price | None:
         """The last matching row of this region, else of any region; None without one."""
@@ -104,7 +122,11 @@ def _row_fault(row: Any) -> str | None:
             return f"{key}: got {value!r}; text is needed, in quotes"
         if kind == "bool" and not isinstance(value, bool):
             return f"{key}: got {value!r}; it is true or false"
-    return None if row["option"] in _OPTIONS else f"option: got {row['option']!r}; it is {' or '.join(_OPTIONS)}"
+    return (
+        None
+        if row["option"] in KINDS_OF_PRICE
+        else f"option: got {row['option']!r}; it is {' or '.join(KINDS_OF_PRICE)}"
+    )
 
 
 def _is_number(value: Any) -> bool:

@@ -76,17 +76,18 @@ class Cost:
 
 
 def cost(
-    work: Work, machine: Machine, steps: int, step_s: float, lost: Saving, *, spot: bool, keep_alive_s: float,
+    work: Work, machine: Machine, steps: int, step_s: float, lost: Saving, *, option: str, keep_alive_s: float,
     stages: Sequence[StageEstimate], region: str | None, prices: Prices, attempt_s: float | None = None,
     first_step_s: float = 0.0,
 ) -> Cost:  # fmt: skip
     """The cost of a run.
 
-    `stages` has the other jobs, which never run on spot. `attempt_s` is how long one attempt may train under a
-    cluster's time limit, `first_step_s` how long all machines wait in the very first step for its graphs.
+    `option` is the kind of price of the train stage's machines. `stages` has the other jobs, which are paid on demand.
+    `attempt_s` is how long one attempt may train under a cluster's time limit, `first_step_s` how long all machines
+    wait in the very first step for its graphs.
     """
     a = prices.assumptions
-    price = prices.find(machine.type, "spot" if spot else "on_demand", region)
+    price = prices.find(machine.type, option, region)
     rows = {stage.name: prices.find(stage.type, "on_demand", region) for stage in stages}
     train_s, start_s = steps * step_s * lost.stretch, a["startup_minutes"] * 60
     attempts = 1 if attempt_s is None or train_s == inf else max(1, ceil(train_s / max(attempt_s - start_s, step_s, 1)))

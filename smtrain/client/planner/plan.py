@@ -37,7 +37,7 @@ from smtrain.client.planner.warnings import (
 )
 from smtrain.client.planner.what_if import Limits, Way, dollars, larger_batch
 from smtrain.client.planner.workload import about_model, described_of, model_name, shape_of, text_bytes, work_of
-from smtrain.client.prices import HOUR, Price, Prices, own_prices
+from smtrain.client.prices import HOUR, Price, Prices, option_of, own_prices, price_given
 from smtrain.core.config import JobConfig
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts.engines import EngineName, engine_fault, engine_of, sagemaker_lack
@@ -100,7 +100,7 @@ def plan(
     if is_here(config) and not of_instances:
         return plan_here(config, measured)
     described = machines_known(config, machine_file)
-    known = Prices(prices or own_prices(), own_price_rows(described), config.target)
+    known = Prices(prices or own_prices(), [*own_price_rows(described), *price_given(config.compute)], config.target)
     some = [machine_of(t, n, described, config.compute.environment) for t, n in machines]
     own = some[0] if machines and not is_planned(config) else Machine.of_config(config)
     mesh = Mesh.of_config(config, shape.layers)
@@ -146,7 +146,7 @@ def _no_choice(
 ) -> ConfigError:
     """The error of a search that found meshes, none within the limits, or found none at all."""
     if unpriced and len(unpriced) == len({c.machine.type for c in found}):
-        what = _no_price(" and ".join(unpriced), _option(config))
+        what = _no_price(" and ".join(unpriced), option_of(config.compute))
         return ConfigError(
             f"budget: {what}, so whether it is kept cannot be known; give one with --prices",
             code="config.combination",
@@ -190,7 +190,9 @@ class _Market:
     def unpriced(self, found: Sequence[Candidate]) -> list[str]:
         """Instance types without a known price, which no budget can be compared with."""
         types = dict.fromkeys(c.machine.type for c in found)
-        return [t for t in types if self.prices.find(t, _option(self.config), self.config.compute.region) is None]
+        return [
+            t for t in types if self.prices.find(t, option_of(self.config.compute), self.config.compute.region) is None
+        ]
 
     def _by_time(self, config: JobConfig) -> list[Candidate]:
         found = _search(config, self.machines)
@@ -218,11 +220,6 @@ def _engine(config: JobConfig, machine: Machine) -> EngineName:
 
 def _default_machines(config: JobConfig) -> bool:
     return "instance_type" not in config.compute.model_fields_set
-
-
-def _option(config: JobConfig) -> str:
-    """The kind of price that a config's machines are paid at."""
-    return "spot" if config.compute.spot else "on_demand"
 
 
 def _no_price(type_: str, option: str) -> str:
@@ -330,7 +327,7 @@ def _plan(
     speed, options = _Speed.of(work, machine, step), None
     if step and not made.faults:
         options = GpuOptions.of(work, machine, mesh, _price_of(config, work, machine, prices), corrected.of(machine))
-    hourly = prices.find(machine.type, _option(config), config.compute.region)
+    hourly = prices.find(machine.type, option_of(config.compute), config.compute.region)
     used = spent.prices if spent else (hourly,) if hourly else ()
     warnings: list[str] = []
     if step and not made.faults:
@@ -375,6 +372,7 @@ def _plan(
         if speed.tokens and hourly
         else None,
         prices=used,
+        other_prices=tuple(p for p in prices.known(machine.type, config.compute.region) if p not in used),
         save=lost,
         save_interval_steps=max(1, round(lost.best_interval_s / step.total)) if lost and step else None,
         checkpoint_gib=checkpoint_bytes(work) / GIB,
@@ -443,7 +441,7 @@ def _price_warnings(config: JobConfig, machine: Machine, used: Sequence[Price], 
     if not TARGETS[config.target].sagemaker:
         what = f"no price is known for {machine.type} {TARGETS[config.target].place}"
         return [f"{what}; give one as machines.{machine.type}.dollars_per_hour", *guesses]
-    return [f"{_no_price(machine.type, _option(config))}; give one with --prices", *guesses]
+    return [f"{_no_price(machine.type, option_of(config.compute))}; give one with --prices", *guesses]
 
 
 def _optimism(work: Work, machine: Machine, made: _Estimate, speed: _Speed) -> list[str]:
@@ -465,7 +463,7 @@ def _saving(config: JobConfig, work: Work, machine: Machine, step_s: float, pric
 def _cost(config: JobConfig, work: Work, machine: Machine, steps: int, step_s: float, prices: Prices) -> Cost:
     lost = _saving(config, work, machine, step_s, prices) if steps else Saving(0, 0, 0, 0, 1)
     return cost(
-        work, machine, steps, step_s, lost, spot=config.compute.spot, keep_alive_s=config.compute.keep_alive,
+        work, machine, steps, step_s, lost, option=option_of(config.compute), keep_alive_s=config.compute.keep_alive,
         stages=StageEstimates.of(config, machine, prices).known if steps else (), region=config.compute.region,
         prices=prices, attempt_s=_attempt_s(config),
         first_step_s=_first_step_s(config, machine, prices)

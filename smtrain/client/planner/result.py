@@ -83,6 +83,8 @@ class Plan:
     """Corrected by a run of the user's own on the same chip (`measured`)."""
     here: bool = False
     """Planned for this machine, at no cost."""
+    other_prices: tuple[Price, ...] = ()
+    """The other known prices of the train stage's machines: on demand, spot, reserved."""
     gpu_options: GpuOptions | None = None
     """Prices of train.compile and train.deterministic, on GPUs whose kernels are known."""
 
@@ -147,6 +149,7 @@ def summary(plan: Plan) -> str:
             f"{plan.tokens_per_dollar:,.0f} tokens a dollar"
         )
         lines += [f"            {price}" for price in plan.prices]
+        lines += [f"            not used: {price}" for price in plan.other_prices]
     if plan.fits and len(plan.hours_by_stage) > 1:
         lines.append(_total(plan))
     for reason in dict.fromkeys(plan.unestimated.values()) if plan.fits else ():

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, field_validator
 
 from smtrain.core.config.section import Section
 from smtrain.core.config.units import Seconds
+
+KINDS_OF_PRICE = ("on_demand", "spot", "reserved")
 
 
 class Compute(Section):
@@ -56,6 +58,9 @@ class Compute(Section):
     """Wait this long for instances that a quota refuses (ResourceLimitExceeded); 0: end with the quota to request."""
     pool_wait: Seconds = 0
     """Wait this long for a warm pool that a matching job still uses; 0: start on other machines."""
+    price: str | float | None = None
+    """Price of the train stage's machines in plans: on_demand, spot or reserved, or dollars for an hour of one, such as
+    that of a savings plan or a training plan; default: spot with compute.spot, else on_demand."""
     price_limit: float | None = Field(None, ge=0)
     """Dollars: a run on AWS whose plan costs more asks before it starts; default: it never asks."""
     image: str | None = None
@@ -67,6 +72,14 @@ class Compute(Section):
     """AWS region, such as us-west-2; default: that of the environment or profile, as boto3 finds it."""
     environment: dict[str, str] = Field(default_factory=dict)
     """Further environment variables of the container. Never put a secret here."""
+
+    @field_validator("price", mode="before")
+    @classmethod
+    def _a_price(cls, value: object) -> object:
+        number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1_000_000
+        if value is None or number or value in KINDS_OF_PRICE:
+            return value
+        raise ValueError(f"it is {', '.join(KINDS_OF_PRICE)}, or dollars for an hour of one machine")
 
 
 class Network(Section):

@@ -17,7 +17,7 @@ from smtrain.client.launch.stages import Chain
 from smtrain.client.launch.wheels import travelling
 from smtrain.client.planner.plan import plan
 from smtrain.client.planner.resolve import load_config
-from smtrain.client.prices import HOUR, Prices, own_prices
+from smtrain.client.prices import HOUR, Prices, option_of, own_prices, price_given
 from smtrain.core import text
 from smtrain.core.config import JobConfig, Stage
 from smtrain.core.digests import digest
@@ -191,8 +191,8 @@ def _request(chain: Chain, axes: Sequence[Axis], objective: str, limits: TuningL
     if limits.budget is not None:
         # A second limit for trials that take longer than planned: the service ends the tuning after this time.
         compute = config.compute
-        option = "spot" if compute.spot else "on_demand"
-        price = Prices(own_prices()).find(compute.instance_type, option, compute.region)
+        known = Prices(own_prices(), price_given(compute))
+        price = known.find(compute.instance_type, option_of(compute), compute.region)
         if price is not None:
             rate = price.dollars_per_hour * compute.instance_count * limits.parallel
             seconds = int(limits.budget / rate * HOUR)

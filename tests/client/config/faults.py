@@ -274,6 +274,18 @@ MACHINES = (
     ),
     case(
         "gpu",
+        {"compute.price": "spot"},
+        "spot is not what machines cost with compute.spot: false",
+        ("leave it out", {"compute.price": OUT}),
+    ),
+    case(
+        "gpu",
+        {"compute.price": "reserved", "compute.spot": True, "checkpoint.resume": True},
+        "reserved is not what",
+        ("leave it out", {"compute.price": OUT}),
+    ),
+    case(
+        "gpu",
         {"track.managed": True},
         "SageMaker writes to its own MLflow only",
         ("set track.mlflow to the ARN of a tracking server or app", {"track.mlflow": MLFLOW}),

@@ -261,3 +261,39 @@ def test_the_command_prints_json_and_its_status_says_whether_it_fits(tmp_path: P
     assert json.loads(best.stdout)["machines"] == "16 x ml.trn1.32xlarge"
     wrong = CliRunner().invoke(app, [str(file), "--machines", "many"])
     assert isinstance(wrong.exception, ConfigError)
+
+
+@pytest.mark.parametrize(
+    ("compute", "dollars", "shown"),
+    [
+        ({}, 24.73, "24.73 $/h ml.trn1.32xlarge on demand us-east-1 (2026-09-27"),
+        ({"price": "reserved"}, 7.59, "7.59 $/h ml.trn1.32xlarge reserved us-east-1 (2023-12-12"),
+        ({"spot": True}, 7.06, "7.06 $/h ml.trn1.32xlarge spot us-east-1 (a guess, 2026-11-20"),
+        ({"price": 10.5}, 10.5, "10.50 $/h ml.trn1.32xlarge on demand us-east-1 (today, compute.price)"),
+        ({"price": 5, "spot": True}, 5.0, "5.00 $/h ml.trn1.32xlarge spot us-east-1 (today, compute.price)"),
+    ],
+)
+def test_the_price_is_of_the_kind_that_the_config_names_and_the_others_are_shown(
+    compute: dict[str, Any], dollars: float, shown: str
+) -> None:
+    given = raw("Llama-2-7b-hf", tp=8, pp=1, hosts=2, save_interval=10)
+    given["compute"] |= {"region": "us-east-1", **compute}
+    plan = smtrain.plan(given)
+    hours = plan.hours
+    assert hours is not None
+    assert plan.dollars_by_item["train"] == pytest.approx(hours * 2 * dollars)
+    (used,) = [price for price in plan.prices if price.type == "ml.trn1.32xlarge"]
+    assert str(used).startswith(shown)
+    others = {price.option for price in plan.other_prices}
+    assert others == {"on_demand", "spot", "reserved"} - {used.option}
+    assert str(plan).count("not used: ") == 2
+
+
+@pytest.mark.parametrize("price", ["cheap", -1, [1], True])
+def test_another_price_is_refused_in_one_sentence(price: object) -> None:
+    given = raw()
+    given["compute"]["price"] = price
+    with pytest.raises(ConfigError) as caught:
+        smtrain.plan(given)
+    (fault,) = caught.value.faults
+    assert fault.startswith(f"compute.price: got {price!r}; it is on_demand, spot, reserved, or dollars for an hour")

@@ -148,6 +148,10 @@ COMPUTE = (
              "compute.max_wait; leave it out and raise that")
         for name in ("capacity_wait", "fallback_instance_types")
     ),
+    Rule("compute.price compute.spot",
+         lambda c: isinstance(c.compute.price, str) and (c.compute.price == "spot") != c.compute.spot,
+         lambda c: f"compute.price: {c.compute.price} is not what machines cost with compute.spot: "
+                   f"{str(c.compute.spot).lower()}; leave it out"),
     Rule("compute.pool_wait compute.keep_alive", lambda c: c.compute.pool_wait and not c.compute.keep_alive,
          "compute.pool_wait: only a job with compute.keep_alive gets a warm pool; set that too"),
     Rule("compute.instance_group compute.keep_alive", lambda c: c.compute.instance_group and c.compute.keep_alive,
