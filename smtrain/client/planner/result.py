@@ -127,7 +127,9 @@ def summary(plan: Plan) -> str:
         known = ", by your own run" if plan.by_own_run else known
         share = "" if plan.mfu is None else f", {plan.mfu:.0%} of peak"
         lines.append(
-            f"throughput  {_three(s['value'])} sequences/s ({span(_three(s['low']), _three(s['high']))}), "
+            f"throughput  {_wide_speed(plan)}, UNCALIBRATED"
+            if is_wide(plan)
+            else f"throughput  {_three(s['value'])} sequences/s ({span(_three(s['low']), _three(s['high']))}), "
             f"{_three(plan.tokens_per_s)} tokens/s{share}{known}"
         )
         t = plan.step_s
@@ -138,15 +140,22 @@ def summary(plan: Plan) -> str:
         cut = f", in {plan.attempts} attempt{'s' * (plan.attempts > 1)} (cluster.time)" if plan.attempts else ""
         # only AWS bills by known prices
         what = "of training" if plan.here else "for training" if plan.attempts else "billed for training"
-        lines.append(f"time        {spell(plan.hours * 3600)} {what}{cut}")
+        hours = [plan.hours * ratio * 3600 for ratio in _ratios(plan)]
+        lines.append(
+            f"time        {span(*map(spell, hours)) if is_wide(plan) else spell(plan.hours * 3600)} {what}{cut}"
+        )
     if plan.here:
         lines.append("cost        nothing here")
     if plan.fits and plan.dollars is not None:
         items = ", ".join(f"{n} {v:,.2f}" for n, v in plan.dollars_by_item.items())
-        lines.append(f"cost        ${plan.dollars:,.2f} ({items})")
+        middle = "by the middle: " if is_wide(plan) else ""
+        if is_wide(plan):
+            lines.append(f"cost        {_money(plan)}; the middle is ${plan.dollars:,.2f} ({items})")
+        else:
+            lines.append(f"cost        ${plan.dollars:,.2f} ({items})")
         lines.append(
-            f"            {_three(plan.dollars_per_million_tokens)} $ a million tokens, "
-            f"{plan.tokens_per_dollar:,.0f} tokens a dollar"
+            f"            {middle}{_three(plan.dollars_per_million_tokens)} $ a million "
+            f"tokens, {plan.tokens_per_dollar:,.0f} tokens a dollar"
         )
         lines += [f"            {price}" for price in plan.prices]
         lines += [f"            not used: {price}" for price in plan.other_prices]
@@ -158,7 +167,7 @@ def summary(plan: Plan) -> str:
     if plan.fits and plan.save and plan.save_interval_steps:
         lines.append(f"saving      takes {plan.save.save_s:.0f} s; every {plan.save_interval_steps} steps loses least")
     if plan.choices:
-        lines += ["", "choices"]
+        lines += ["", "choices, by the middle of their intervals" if is_wide(plan) else "choices"]
         lines += [_row(i, c) for i, c in enumerate(plan.choices, 1)]
     if plan.relaxed:
         lines += ["", "relaxed", *plan.relaxed]
@@ -167,9 +176,46 @@ def summary(plan: Plan) -> str:
     return "\n".join(lines)
 
 
+_WIDE = 4
+"""An interval that reaches so many times below its middle is shown first, as its middle is no more than a guess."""
+
+
+def is_wide(plan: Plan) -> bool:
+    """Whether so little is known of the speed that no single number stands for it, as on Trainium2."""
+    s = plan.sequences_per_s
+    return s is not None and s["low"] * _WIDE < s["value"]
+
+
+def _ratios(plan: Plan) -> tuple[float, float]:
+    """The least and most time of the training, as multiples of the middle."""
+    s = plan.sequences_per_s
+    return (s["value"] / s["high"], s["value"] / s["low"]) if s else (1.0, 1.0)
+
+
+def _wide_speed(plan: Plan) -> str:
+    """The speed from the slowest to the fastest of the interval."""
+    fast, slow = _ratios(plan)
+    sequences, tokens, share = (
+        f"{_three(value / slow)} to {_three(value / fast)}"
+        for value in ((plan.sequences_per_s or {})["value"], plan.tokens_per_s or 0.0, 100 * (plan.mfu or 0.0))
+    )
+    return f"{sequences} sequences/s, {tokens} tokens/s" + (f" ({share} % of peak)" if plan.mfu else "")
+
+
+def _money(plan: Plan) -> str:
+    """Dollars from the fastest to the slowest training of the interval; empty without a price."""
+    if plan.dollars is None:
+        return ""
+    train = plan.dollars_by_item.get("train", 0.0)
+    return " to ".join(f"${plan.dollars + train * (ratio - 1):,.2f}" for ratio in _ratios(plan))
+
+
 def _total(plan: Plan) -> str:
     """Time and money of all stages, in the order in which they run."""
     hours = {stage: plan.hours_by_stage[stage] for stage in STAGES if stage in plan.hours_by_stage}
+    if is_wide(plan):
+        rest = ", ".join(f"{stage} {spell(each * 3600)}" for stage, each in hours.items() if stage != "train")
+        return f"total       {_money(plan) or 'the time above'}, of which the stages but train take {rest}"
     parts = ", ".join(f"{stage} {spell(each * 3600)}" for stage, each in hours.items())
     money = "" if plan.dollars is None else f" and ${plan.dollars:,.2f}"
     start = f"each with some {spell(START_S)} for its machine's start and the pull of its image"

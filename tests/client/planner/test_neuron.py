@@ -196,3 +196,27 @@ def test_scores_are_counted_layer_by_layer() -> None:
     mask = [core_memory(Work(shape, s, 64, apart=apart), machine, Mesh(4, 1, 16), 0).buffers for apart in (False, True)]
     assert mask[1] - mask[0] == pytest.approx(s * s)
     assert not Machine.of("ml.trn1.32xlarge", 1).torus_chip
+
+
+def test_where_no_run_is_known_the_interval_is_shown_and_no_single_number_of_dollars() -> None:
+    compute = {"image": "2.14.0-neuronx-py314-sdk2.33.0-ubuntu26.04", "region": "us-east-2"}
+    given = {
+        "model": {"path": "s3://models/llama-3.1-8b"}, "data": {"prepared": "s3://texts/t/"},
+        "train": {"steps": 1000, "seq_len": 4096}, "compute": {"instance_type": "ml.trn2.48xlarge", **compute},
+    }  # fmt: skip
+    plan = smtrain.plan(given, target="aws")
+    text = str(plan).splitlines()
+    speed, time, money, total = (
+        next(line for line in text if line.startswith(word)) for word in ("throughput", "time", "cost", "total")
+    )
+    s, train = plan.sequences_per_s, plan.dollars_by_item["train"]
+    assert s is not None
+    assert plan.dollars is not None
+    least, most = (plan.dollars + train * (s["value"] / s[end] - 1) for end in ("high", "low"))
+    assert money.startswith(f"cost        ${least:,.2f} to ${most:,.2f}; the middle is ${plan.dollars:,.2f}")
+    assert total.startswith(f"total       ${least:,.2f} to ${most:,.2f}, ")
+    assert " to " in speed.partition(" sequences/s")[0]
+    assert speed.endswith("UNCALIBRATED")
+    assert " to " in time
+    known = {**given, "compute": {"instance_type": "ml.p5.48xlarge", "region": "us-east-1"}}
+    assert str(smtrain.plan(known, target="aws")).count("the middle") == 0
