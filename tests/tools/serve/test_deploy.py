@@ -18,7 +18,7 @@ from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.facts.images import serving_image
 from smtrain.plane.server.validation import fault_of
 from smtrain.tools.serve import requests
-from smtrain.tools.serve.deploy import tensor_parallel
+from smtrain.tools.serve.devices import tensor_parallel
 from smtrain.tools.serve.requests import EndpointSpec
 from testing.plane import plane
 from tests.conftest import LLAMA
