@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from smtrain.core.config import JobConfig
+from smtrain.core.config.identity import identity_of
 from smtrain.core.model.footprint import PROCESS, width
 from smtrain.core.model.shape import ModelShape
 
@@ -131,37 +132,28 @@ class JobStage:
 
 
 def selected(config: JobConfig, *keys: str) -> dict[str, Any]:
-    """The config's values of `section` and `section.field` keys, as plain values by section."""
-    full = config.model_dump(mode="json")
+    """The config's values of `section` and `section.field` keys, as plain values by section.
+
+    A key that was added later (`AddedLater`) is not among them at its default, which has no part in a job's name.
+    """
+    full = identity_of(config)
     kept: dict[str, Any] = {}
     for key in keys:
         section, _, field = key.partition(".")
-        if field:
-            kept.setdefault(section, {})[field] = full[section][field]
-        else:
+        if not field:
             kept[section] = full[section]
-    return kept
-
-
-def with_template_options(config: JobConfig, kept: dict[str, Any]) -> dict[str, Any]:
-    """`kept` with model.chat_template_kwargs, if there are any; a default has no part in a job's name."""
-    if config.model.chat_template_kwargs:
-        kept["model"]["chat_template_kwargs"] = config.model.chat_template_kwargs
-    return kept
-
-
-def with_weights(config: JobConfig, kept: dict[str, Any]) -> dict[str, Any]:
-    """`kept` with model.weights, if the weights lie apart from the model's folder."""
-    if config.model.weights is not None:
-        kept["model"]["weights"] = config.model.weights
+        elif field in full[section]:
+            kept.setdefault(section, {})[field] = full[section][field]
+        elif field not in type(getattr(config, section)).model_fields:
+            raise KeyError(key)
     return kept
 
 
 def with_export(config: JobConfig, kept: dict[str, Any]) -> dict[str, Any]:
-    """`kept` with the keys of section export that are not at their defaults."""
-    options = {"merge": config.export.merge and bool(config.train.adapter), "checkpoint": config.export.checkpoint}
-    options["megatron"] = config.export.megatron
-    written = {key: value for key, value in options.items() if value not in (False, "newest")}
+    """`kept` with what section export sets; without an adapter `merge` does nothing."""
+    written = selected(config, "export")["export"]
+    if not config.train.adapter:
+        written.pop("merge", None)
     return kept | ({"export": written} if written else {})
 
 

@@ -14,7 +14,6 @@ from smtrain.stages.base import (
     conversion_need,
     selected,
     weights_of,
-    with_weights,
 )
 
 
@@ -28,7 +27,7 @@ class ConvertStage(JobStage):
         return config.model.init != "scratch"
 
     def keys(self, config: JobConfig) -> dict[str, Any]:
-        return with_weights(config, selected(config, "model.path", "parallel.tp", "parallel.pp"))
+        return selected(config, "model.path", "model.weights", "parallel.tp", "parallel.pp")
 
     def inputs(self, chain: Inputs) -> dict[str, str]:
         return {"model": chain.model(self.name)} | weights_of(chain.config)

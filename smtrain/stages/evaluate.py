@@ -16,7 +16,6 @@ from smtrain.stages.base import (
     moving_seconds,
     selected,
     weights_bytes,
-    with_template_options,
 )
 from smtrain.stages.generate import loaded_memory
 
@@ -33,11 +32,8 @@ class EvaluateStage(JobStage):
         return bool(config.evaluate.tasks)
 
     def keys(self, config: JobConfig) -> dict[str, Any]:
-        keys = selected(config, "model.path", "evaluate")
-        for key in ("lengths", "text", "run_generated_code"):
-            if not keys["evaluate"][key]:
-                del keys["evaluate"][key]  # jobs had their names before there was this key
-        return with_template_options(config, keys) if config.evaluate.chat_template else keys
+        template = ("model.chat_template_kwargs",) if config.evaluate.chat_template else ()
+        return selected(config, "model.path", *template, "evaluate")
 
     def inputs(self, chain: Inputs) -> dict[str, str]:
         config, base = chain.config, chain.model(self.name)

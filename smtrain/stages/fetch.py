@@ -9,7 +9,7 @@ from smtrain.core.config import JobConfig
 from smtrain.core.errors import ConfigError
 from smtrain.core.model.shape import ModelShape
 from smtrain.core.protocol.uris import HUBS
-from smtrain.stages.base import Inputs, JobStage, StageNeed, conversion_need, selected, with_weights
+from smtrain.stages.base import Inputs, JobStage, StageNeed, conversion_need, selected
 
 
 class FetchStage(JobStage):
@@ -21,7 +21,7 @@ class FetchStage(JobStage):
         return config.model.path.startswith(HUBS)
 
     def keys(self, config: JobConfig) -> dict[str, Any]:
-        return with_weights(config, selected(config, "model.path", "model.token"))
+        return selected(config, "model.path", "model.token", "model.weights")
 
     def inputs(self, chain: Inputs) -> dict[str, str]:
         path = chain.config.model.path

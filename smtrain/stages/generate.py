@@ -17,7 +17,6 @@ from smtrain.stages.base import (
     selected,
     weights_bytes,
     with_export,
-    with_template_options,
 )
 
 
@@ -36,10 +35,8 @@ class GenerateStage(JobStage):
     shared = False
 
     def keys(self, config: JobConfig) -> dict[str, Any]:
-        kept = selected(config, "model.path", "generate", "train.objective")
-        return with_export(
-            config, with_template_options(config, kept) if config.train.objective != "pretrain" else kept
-        )
+        template = ("model.chat_template_kwargs",) if config.train.objective != "pretrain" else ()
+        return with_export(config, selected(config, "model.path", *template, "generate", "train.objective"))
 
     def inputs(self, chain: Inputs) -> dict[str, str]:
         base = chain.model(self.name)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from smtrain.core.config import JobConfig
-from smtrain.core.config.data import Data
 from smtrain.core.config.schema import other_inputs, text_channels
 from smtrain.core.errors import ConfigError
 from smtrain.core.model.footprint import GIB, PROCESS
@@ -19,7 +18,6 @@ from smtrain.stages.base import (
     StageNeed,
     parts_uri,
     selected,
-    with_template_options,
 )
 
 SHARES = "SMTRAIN_SHARES"
@@ -37,25 +35,17 @@ class PrepareStage(JobStage):
         return not config.data.prepared
 
     def keys(self, config: JobConfig) -> dict[str, Any]:
-        kept = selected(config, "model.path", "model.token", "data", "train.seq_len", "train.objective")
+        template = ("model.chat_template_kwargs",) if config.train.objective != "pretrain" else ()
+        kept = selected(config, "model.path", "model.token", *template, "data", "train.seq_len", "train.objective")
         data = kept["data"]
         # Weights are the loader's, another mixture of the same tokens, and so is the mask. The bytes are the same for
         # any number of machines.
         data["sources"] = [{"path": source["path"]} for source in data["sources"]]
         for key in ("document_mask", "machines", "ray_address", "spot"):
             del data[key]
-        for key in (
-            "encoding", "columns", "filters", "near_duplicates", "pii", "phone_region", "fix_mojibake", "language",
-            "decontaminate",
-        ):  # fmt: skip
-            if not data[key]:  # a default has no part in a job's name
-                del data[key]
-        for key in ("shard_size", "max_crashed"):
-            if data[key] == Data.model_fields[key].default:
-                del data[key]
         if config.train.validation and config.train.validation.chosen:
             kept["train"]["validation"] = config.train.validation.chosen
-        return with_template_options(config, kept) if config.train.objective != "pretrain" else kept
+        return kept
 
     def inputs(self, chain: Inputs) -> dict[str, str]:
         config, model = chain.config, chain.model(self.name)

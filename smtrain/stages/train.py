@@ -19,7 +19,6 @@ from smtrain.stages.base import (
     run_uri,
     selected,
     weights_of,
-    with_weights,
 )
 
 CHECKPOINTS = "SMTRAIN_CHECKPOINTS"
@@ -33,21 +32,9 @@ def train_keys(config: JobConfig, *keys: str) -> dict[str, Any]:
     train = kept["train"]
     for key in ("max_global_batch_size", "tokens"):  # what was chosen by them counts
         del train[key]
-    # A default has no part in a job's name. `compile` and `deterministic` have none if the machine decides them: runs
-    # that were begun before it did keep their names.
-    for key in ("compile", "deterministic"):
-        if train[key] is None:
-            del train[key]
-    defaults: dict[str, Any] = {
-        "validation": None, "adapter": None, "dpo": None, "compile": False, "deterministic": True, "aux_loss": None,
-        "aux_by_layer": False, "batch_ramp": None, "param_norm": "none",
-    }  # fmt: skip
-    for key, usual in defaults.items():
-        if key in train and train[key] == usual and type(train[key]) is type(usual):
-            del train[key]
     if config.model.rope is not None:
         kept.setdefault("model", {})["rope"] = config.model.rope.model_dump(mode="json", exclude_none=True)
-    kept["parallel"] = {**config.parallel.named(), "dp": config.dp}
+    kept["parallel"]["dp"] = config.dp
     kept["compute"] = {
         "instance_count": config.compute.instance_count,
         "instance_type": config.compute.instance_type,
@@ -85,14 +72,8 @@ class TrainStage(JobStage):
         if config.own_command:
             machines = selected(config, "compute.instance_count", "compute.image", "compute.environment")
             return selected(config, "name", "pai.command", "pai.code") | machines
-        kept = with_weights(
-            config,
-            train_keys(config, "name", "model.path", "model.init", "data.sources", "data.document_mask", "checkpoint"),
-        )
-        for key, default in (("verify", "full"), ("step", None)):  # a default has no part in a job's name
-            if kept["checkpoint"][key] == default:
-                del kept["checkpoint"][key]
-        return kept
+        model = ("model.path", "model.init", "model.weights")
+        return train_keys(config, "name", *model, "data.sources", "data.document_mask", "checkpoint")
 
     def inputs(self, chain: Inputs) -> dict[str, str]:
         if chain.config.own_command:

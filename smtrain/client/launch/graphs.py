@@ -11,6 +11,7 @@ from typing import Any
 
 from smtrain.client.backends.base import JobPlace
 from smtrain.core.config import JobConfig
+from smtrain.core.config.identity import identity_of
 from smtrain.core.config.schema import GRAPHS_COMPLETE
 from smtrain.core.digests import digest
 from smtrain.core.errors import ConfigError, JobError
@@ -54,7 +55,7 @@ def cache_uri(
         "family": config.compute.instance_type.split(".")[1],
         "processes": [config.compute.instance_count, config.processes_per_instance],
         "model": model,
-        "parallel": {**parallel.named(), "dp": config.dp},
+        "parallel": {**identity_of(parallel), "dp": config.dp},
         "micro_batches": train.global_batch_size // (config.dp * parallel.micro_batch_size),
         "train": train.model_dump(
             mode="json", include={"engine", "seq_len", "precision", "stochastic_rounding"}
@@ -63,7 +64,7 @@ def cache_uri(
     if config.apart:
         identity["apart"] = True  # masks and positions are part of every step
     if train.adapter is not None:
-        identity["adapter"] = train.adapter.model_dump(mode="json")
+        identity["adapter"] = identity_of(train.adapter)
     return f"{cache_root(config)}{digest(identity)[:16]}"
 
 

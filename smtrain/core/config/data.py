@@ -5,10 +5,11 @@ from __future__ import annotations
 import codecs
 import re
 from encodings.aliases import aliases
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
+from smtrain.core.config.identity import ADDED_LATER
 from smtrain.core.config.section import Section
 from smtrain.core.model.hf_folder import folder_of
 from smtrain.core.near import nearest
@@ -97,10 +98,10 @@ class Data(Section):
     text_column: str = "text"
     """The field or column that holds the text, a nested one as `meta.text`, or a template over several, such as
     `{title} {text}`."""
-    columns: dict[Column, str] = Field(default_factory=dict)
+    columns: Annotated[dict[Column, str], ADDED_LATER] = Field(default_factory=dict)
     """sft and dpo: names of these columns in the records, as {instruction: question, output: chosen}; MindSpeed's
     --map-keys."""
-    encoding: str | None = None
+    encoding: Annotated[str | None, ADDED_LATER] = None
     """Encoding of text that is not UTF-8, e.g. cp1252; UTF-16 with a byte order mark is detected."""
     separator: str | None = Field(None, min_length=1)
     """Text between documents in plain text files; default: a file is a document."""
@@ -113,20 +114,20 @@ class Data(Section):
     deduplicate: bool = False
     """Leave out documents that are identical to an earlier one; on one machine this takes 8 to 32 bytes of memory for
     each, 256 MiB at least."""
-    filters: tuple[Literal["gopher_quality", "gopher_repetition", "c4", "fineweb"], ...] = ()
+    filters: Annotated[tuple[Literal["gopher_quality", "gopher_repetition", "c4", "fineweb"], ...], ADDED_LATER] = ()
     """Quality filters of datatrove, with its settings, in this order; c4 also removes lines from documents that it
     keeps. They are made for English."""
-    near_duplicates: NearDuplicatesOptions | None = None
+    near_duplicates: Annotated[NearDuplicatesOptions | None, ADDED_LATER] = None
     """Leave out documents that are nearly identical to an earlier one."""
-    fix_mojibake: bool = False
+    fix_mojibake: Annotated[bool, ADDED_LATER] = False
     """Put right text that was decoded with a wrong encoding (`schÃ¶n`), by ftfy."""
-    language: LanguageOptions | None = None
+    language: Annotated[LanguageOptions | None, ADDED_LATER] = None
     """Keep only documents in some languages."""
-    decontaminate: DecontaminateOptions | None = None
+    decontaminate: Annotated[DecontaminateOptions | None, ADDED_LATER] = None
     """Leave out documents that share 13 words in a row with a test, as in GPT-3's paper."""
-    pii: Literal["mask", "drop", "count"] | None = None
+    pii: Annotated[Literal["mask", "drop", "count"] | None, ADDED_LATER] = None
     """E-mail addresses, public IP addresses, phone and card numbers: mask each, drop the documents, or only count."""
-    phone_region: str | None = Field(None, pattern="^[A-Z]{2}$")
+    phone_region: Annotated[str | None, ADDED_LATER] = Field(None, pattern="^[A-Z]{2}$")
     """For data.pii: the country (US, DE...) whose phone numbers are found without their country code too."""
     document_mask: bool = False
     """Pre-training: keep attention and positions within each document; sft and dpo always keep their samples apart."""
@@ -138,7 +139,7 @@ class Data(Section):
     workers: int | None = Field(None, ge=1)
     """Threads that tokenize; default: one per CPU core."""
 
-    shard_size: float = Field(8.0, gt=0)
+    shard_size: Annotated[float, ADDED_LATER] = Field(8.0, gt=0)
     """GB of text as it is stored, per pair of files: more text becomes a set of several pairs, which is one dataset for
     everything that reads it."""
 
@@ -148,7 +149,7 @@ class Data(Section):
     ray_address: str | None = Field(None, min_length=1)
     """A Ray cluster that exists, such as 10.0.0.1:6379, to prepare on; its machines must see the text, the tokenizer
     and the output."""
-    max_crashed: int = Field(0, ge=0)
+    max_crashed: Annotated[int, ADDED_LATER] = Field(0, ge=0)
     """On several machines: shares of text to leave out if their tasks crash three times, before the job fails."""
     spot: bool = True
     """Use spot instances for several machines; their work survives an interruption."""

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
+from smtrain.core.config.identity import ADDED_LATER, AddedLater
 from smtrain.core.config.section import Section
 
 NEEDLE, POSITIONS = LONG_TASKS = ("needle", "loss_by_position")
@@ -29,9 +30,9 @@ class Checkpoint(Section):
     """Engine nxd: write in the background; a checkpoint is finished when the next one begins, or at the end."""
     resume: bool = True
     """Resume from the newest complete checkpoint of this run, if there is one."""
-    verify: Literal["full", "size"] = "full"
+    verify: Annotated[Literal["full", "size"], ADDED_LATER] = "full"
     """Before the first step: compare the hash of every file that is read with the one written, or its size only."""
-    step: int | None = Field(None, ge=0)
+    step: Annotated[int | None, ADDED_LATER] = Field(None, ge=0)
     """Resume from the checkpoint of this step and abandon later ones; default: the newest."""
 
 
@@ -53,11 +54,11 @@ class Output(Section):
 class Export(Section):
     """Options of stage export."""
 
-    checkpoint: Literal["newest", "best"] = "newest"
+    checkpoint: Annotated[Literal["newest", "best"], ADDED_LATER] = "newest"
     """Which checkpoint: the newest, or that with the lowest validation loss, which train.validation.keep_best keeps."""
-    merge: bool = False
+    merge: Annotated[bool, ADDED_LATER] = False
     """With train.adapter: write the model with the adapter merged into its weights, instead of the adapter alone."""
-    megatron: bool = False
+    megatron: Annotated[bool, ADDED_LATER] = False
     """Also write the model as Megatron-core's `torch_dist`, in the folder `megatron` next to the Hugging Face files."""
 
 
@@ -79,10 +80,10 @@ class Evaluate(Section):
     tasks: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$")], ...] = Field((), max_length=20)
     """Tasks or groups by name, such as mmlu; without any there is no stage evaluate. `needle` and `loss_by_position`
     are smtrain's own, for long texts (docs/validation.md)."""
-    lengths: tuple[int, ...] = Field((), max_length=20)
+    lengths: Annotated[tuple[int, ...], ADDED_LATER] = Field((), max_length=20)
     """needle and loss_by_position: lengths of the texts in tokens, rising; default: an eighth, a quarter, a half and
     all of the trained model's positions."""
-    text: str | None = None
+    text: Annotated[str | None, AddedLater(("",))] = None
     """Long documents, in every form that data.path takes but hf://: what loss_by_position reads, and what needle hides
     its sentences in; default: sentences of smtrain's own, for needle."""
     data: str | None = None
@@ -98,7 +99,7 @@ class Evaluate(Section):
     """Requests that the model takes at a time."""
     base: bool = True
     """Also evaluate the model that training started from, and compare the two question by question."""
-    run_generated_code: bool = False
+    run_generated_code: Annotated[bool, ADDED_LATER] = False
     """Run the code that the model writes for tasks such as humaneval, each program in a confined process; such tasks
     are refused without it."""
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
+from smtrain.core.config.identity import ADDED_LATER, AddedLater
 from smtrain.core.config.section import Secret, Section
 from smtrain.core.config.units import Count
 from smtrain.core.model.chat_options import reserved_fault
@@ -90,7 +91,7 @@ class Model(Section):
     """A Hugging Face folder (config.json, safetensors, tokenizer): a local path, s3://...,
     hf://organization/model@revision, modelscope://organization/model@revision, demo://smollm2, demo://tiny-llama,
     or run://NAME for the model that the run NAME exported."""
-    weights: str | None = None
+    weights: Annotated[str | None, ADDED_LATER] = None
     """Path of the weights, if not `path`: a folder or s3:// URI of any kind that `smtrain convert` reads, such as
     Megatron's s3://bucket/run/iter_0001000; config.json and tokenizer come from `path`."""
     token: Secret | None = None
@@ -99,7 +100,7 @@ class Model(Section):
     """Extend the model to longer texts: {type: yarn, factor: 4}, or {theta: 1000000}; default: as in config.json."""
     init: Literal["weights", "scratch"] = "weights"
     """`weights` continues from the folder's weights; `scratch` takes only its config and starts at random."""
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    chat_template_kwargs: Annotated[dict[str, Any], ADDED_LATER] = Field(default_factory=dict)
     """Options of the model's chat template for all conversations that are learned, answered or evaluated, such as
     {enable_thinking: false}; those of a record win."""
 
@@ -126,13 +127,13 @@ class Parallel(Section):
     dp: int | None = Field(None, ge=1)
     """Data-parallel degree: how many copies of the model train, each on different data; default: processes / (tp x
     pp x cp)."""
-    cp: int = Field(1, ge=1)
+    cp: Annotated[int, ADDED_LATER] = Field(1, ge=1)
     """Context-parallel degree: into how many parts every sequence is cut, each on another process, which divides the
     activations of long sequences. Attention stays exact. Engine native only."""
-    ep: int = Field(1, ge=1)
+    ep: Annotated[int, ADDED_LATER] = Field(1, ge=1)
     """Expert-parallel degree: how many neighbouring data-parallel processes (dp x cp) divide the experts of each layer
     of a mixture of experts. Tokens travel to their experts and back. Engine native only."""
-    expert_capacity: float | None = Field(None, ge=1, le=1024)
+    expert_capacity: Annotated[float | None, ADDED_LATER] = Field(None, ge=1, le=1024)
     """Most tokens that one process sends to an expert, as a multiple of an even share: tokens beyond it pass by the
     expert. Shapes are then the same in every step, and memory is bounded; default: no limit, and nothing is dropped."""
     micro_batch_size: int = Field(1, ge=1)
@@ -145,7 +146,7 @@ class Parallel(Section):
     attention: engine nxd its softmax, engine native, whose kernels keep no scores, the attention module."""
     zero1: bool = True
     """Split the optimizer's state over the copies of the model; only engine nxd can train without."""
-    layers_per_stage: tuple[int, ...] = ()
+    layers_per_stage: Annotated[tuple[int, ...], ADDED_LATER] = ()
     """The number of layers of each pipeline stage, such as [7, 8, 8, 7]; default: even stages, the remainder last. The
     last stage also has the output matrix, which can take as long as a few layers (docs/planner.md)."""
     pipeline_cuts: tuple[int, ...] = ()
@@ -158,16 +159,6 @@ class Parallel(Section):
     def cuts(self) -> tuple[int, ...]:
         """The last layer of every stage but the last; empty: even stages."""
         return cuts_of(self.layers_per_stage) if self.layers_per_stage else self.pipeline_cuts
-
-    def named(self) -> dict[str, Any]:
-        """The keys that have a part in a job's name: those that came after the first release only if they are set."""
-        fields = type(self).model_fields
-        usual = {
-            key
-            for key in ("cp", "ep", "expert_capacity", "layers_per_stage")
-            if getattr(self, key) == fields[key].default
-        }
-        return self.model_dump(mode="json", exclude=usual)
 
 
 class AdapterSection(Section):
@@ -307,9 +298,9 @@ class Train(Section):
     objective: Literal["pretrain", "sft", "dpo"] = "pretrain"
     """`pretrain` learns every token of the text; `sft` learns the assistant's answers in instruction data; `dpo` learns
     from pairs of a chosen and a rejected answer (docs/dpo.md)."""
-    dpo: DpoSection | None = None
+    dpo: Annotated[DpoSection | None, ADDED_LATER] = None
     """Options of objective dpo; default: those of TRL."""
-    adapter: AdapterSection | None = None
+    adapter: Annotated[AdapterSection | None, ADDED_LATER] = None
     """Train a LoRA adapter, in a fraction of the memory (docs/lora.md); default: all weights are trained."""
     steps: int = Field(1000, ge=0, le=MOST_STEPS)
     """Optimizer steps of the whole run; one that resumes continues up to this number."""
@@ -318,7 +309,7 @@ class Train(Section):
     global_batch_size: int = Field(8, ge=1, le=10**7, json_schema_extra=_chosen)
     """Sequences per optimizer step over all machines, a multiple of dp x parallel.micro_batch_size; default: the least
     from 8 on, or, on AWS if `parallel` is also left out, the least that keeps the machines busy."""
-    batch_ramp: BatchRamp | None = None
+    batch_ramp: Annotated[BatchRamp | None, ADDED_LATER] = None
     """Begin with smaller batches (engine native); schedules count steps, of which the first are smaller then. Default:
     train.global_batch_size from the first step on."""
     max_global_batch_size: int | None = Field(None, ge=1, le=10**7)
@@ -344,11 +335,11 @@ class Train(Section):
     """Decoupled weight decay; norms and biases are exempt. Default: 0.1, or 0 with train.adapter."""
     grad_clip: float = Field(1.0, gt=0)
     """Gradients with a larger norm, taken over the whole model, are scaled down to this one."""
-    aux_loss: float | None = Field(None, ge=0)
+    aux_loss: Annotated[float | None, ADDED_LATER] = Field(None, ge=0)
     """Factor of the auxiliary loss that evens out the loads of experts; default: router_aux_loss_coef of config.json,
     and 0 with adapters that leave experts out. It is the mean over micro-batches, so it depends on
     parallel.micro_batch_size and dp a little."""
-    aux_by_layer: bool = False
+    aux_by_layer: Annotated[bool, ADDED_LATER] = False
     """One auxiliary loss for each layer, added up, as in Megatron-core; default: one over all layers, as in
     transformers."""
     seed: int = Field(0, ge=0, lt=2**63)
@@ -358,24 +349,24 @@ class Train(Section):
     without bf16 and engine native, scales the loss and skips steps whose gradients overflow (docs/gpus.md)."""
     stochastic_rounding: bool = False
     """Engine nxd, bf16: the Neuron cores round at random instead of to the nearest."""
-    compile: bool | None = None
+    compile: Annotated[bool | None, AddedLater((False,))] = None
     """Engine native: compile the layers and the loss (torch.compile). The first step takes some 10 seconds longer on a
     GPU, the others less; numbers differ in the last digits. Default: on GPUs if the run is long enough, else no."""
-    deterministic: bool | None = None
+    deterministic: Annotated[bool | None, AddedLater((True,))] = None
     """Engine native: only kernels that give the same bits each time, so that a resumed run has the losses of an
     unbroken one to the last digit. Slower on GPUs. Default: no on GPUs; yes on other machines, as it is free there."""
     stall_minutes: float = Field(30, ge=0, le=100_000)
     """Minutes without a finished step after which the job ends, with the position of each rank in the log; 0: never."""
     log_interval: int = Field(1, ge=1)
     """Steps between log lines."""
-    param_norm: Literal["none", "all", "layers"] = "none"
+    param_norm: Annotated[Literal["none", "all", "layers"], ADDED_LATER] = "none"
     """Log the norm of the trained parameters after each step (engine native), each number once over all processes: of
     `all` together, or also by `layers` in TensorBoard."""
     save_interval: int = Field(100, ge=1)
     """Steps between checkpoints; the last step is always saved."""
     profile: Profile | None = None
     """Trace some steps and time their parts (engine native); default: no."""
-    validation: Validation | None = None
+    validation: Annotated[Validation | None, ADDED_LATER] = None
     """Hold out part of the text and log the loss on it; default: none."""
 
     @field_validator("warmup_steps")
