@@ -11,15 +11,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from smtrain.core.config import JobConfig
-from smtrain.core.config.schema import LANGUAGE_CHANNEL, TESTS_CHANNEL, VALIDATION_CHANNEL, text_channels
+from smtrain.core.config.schema import text_channels, with_inputs
 from smtrain.core.protocol.container import Container
 from smtrain.worker.entry import main
 from smtrain.worker.output import fail
 
 if TYPE_CHECKING:
-    from smtrain.core.config.data import Data
-    from smtrain.worker.data.clean.cleaning import Cleaning
-    from smtrain.worker.data.clean.holdout import HoldOut
     from smtrain.worker.data.manifest import DatasetManifest
     from smtrain.worker.data.prepare.part_uploads import PartUploads
     from smtrain.worker.data.prepare.spread.driver import Spread
@@ -38,18 +35,6 @@ def parts(container: Container) -> PartUploads | None:
     made = PartUploads(container.checkpoint_dir, every)
     signal.signal(signal.SIGTERM, lambda *_: made.stop.set())
     return made
-
-
-def holdout(config: JobConfig, container: Container) -> HoldOut | None:
-    """The documents held out for validation."""
-    from smtrain.core.config.training import parts as shares
-    from smtrain.worker.data.clean.holdout import HoldOut
-
-    asked = config.train.validation
-    if asked is None or not asked.chosen:
-        return None
-    path = container.channel(VALIDATION_CHANNEL) if asked.path else None
-    return HoldOut(asked.fraction, shares(asked.split) if asked.split else None, path)
 
 
 def places(container: Container) -> tuple[str | None, str | None]:
@@ -121,19 +106,6 @@ def own_address(host: str) -> str:
     return socket.gethostbyname(socket.gethostname())
 
 
-def cleaning(data: Data, container: Container) -> Cleaning:
-    """The cleaning of documents before they become tokens, with the container's paths of its inputs."""
-    from smtrain.worker.data.clean.cleaning import Cleaning
-    from smtrain.worker.data.read.hub import HUB
-
-    tests, language = data.decontaminate, data.language
-    if tests and not tests.path.startswith(HUB):
-        tests = tests.model_copy(update={"path": str(container.channel(TESTS_CHANNEL))})
-    if language and language.model:
-        language = language.model_copy(update={"model": str(container.channel(LANGUAGE_CHANNEL))})
-    return Cleaning.of(data.model_copy(update={"decontaminate": tests, "language": language}))
-
-
 def stage(config: JobConfig, container: Container) -> None:
     from smtrain.worker.data.prepare.prepare import prepare
     from smtrain.worker.data.prepare.prepare_options import PrepareOptions
@@ -152,23 +124,8 @@ def stage(config: JobConfig, container: Container) -> None:
         path if path.startswith(HUB) else container.channel(name)
         for name, path in zip(text_channels(config), named, strict=True)
     ]
-    options = PrepareOptions(
-        seq_len=config.train.seq_len,
-        format=data.format,
-        encoding=data.encoding,
-        text_column=data.text_column,
-        separator=data.separator,
-        cleaning=cleaning(data, container),
-        overlong=data.overlong,
-        columns=dict(data.columns.items()),
-        chat_template_kwargs=config.model.chat_template_kwargs,
-        holdout=holdout(config, container),
-        max_bad=data.max_bad,
-        workers=data.workers,
-        shard_bytes=round(data.shard_size * 1e9),
-        objective="dpo" if config.train.objective == "dpo" else "sft",
-        listings=container.listings,
-    )
+    placed = with_inputs(config, lambda name, path: path if path.startswith(HUB) else str(container.channel(name)))
+    options = PrepareOptions.of(placed, listings=container.listings)
     prepared = prepare if config.train.objective == "pretrain" else prepare_sft
 
     def run(spread: Spread | None) -> DatasetManifest:

@@ -2,40 +2,24 @@
 
 from __future__ import annotations
 
-import codecs
 import json
 import os
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Literal, Optional, cast
+from typing import Annotated, Optional
 
 import typer
 
 from smtrain.cli import options
 from smtrain.cli.chat import TemplateOptions
 from smtrain.cli.data_keys import JsonKeys, MapKeys, one_key, renamed
-from smtrain.cli.data_options import (
-    FLAGS,
-    Filters,
-    FixMojibake,
-    Language,
-    LanguageModel,
-    Near,
-    PhoneRegion,
-    Pii,
-    cleaning,
-    holdout,
-    named,
-    refuse_without_effect,
-    unescaped,
-)  # fmt: skip
+from smtrain.cli.data_options import FLAGS, KeyOptions, config_of, named, refuse_without_effect
 from smtrain.cli.data_report import report
 from smtrain.cli.dispatch import typed
+from smtrain.core.config.schema import other_inputs, with_inputs
 from smtrain.core.errors import ConfigError
-from smtrain.core.facts import table
 from smtrain.core.model.chat_options import read_options
 from smtrain.core.model.hf_folder import folder_of
-from smtrain.core.near import hint
 from smtrain.core.text import room, say
 
 app = options.app(
@@ -76,47 +60,10 @@ def prepare(
     ],
     output: Out,
     model: Model,
-    seq_len: SeqLen = 4096,
-    form: Annotated[
-        str,
-        typer.Option(
-            "--format",
-            help="auto, jsonl, json, parquet, arrow, csv, text, mediawiki, wikiextractor, warc, tar, megatron, alpaca "
-            "or messages.",
-        ),
-    ] = "auto",
-    text_column: Annotated[
-        str, typer.Option(help="Field of the text, also a.b, or a template: '{title} {text}'.")
-    ] = "text",
+    keys: KeyOptions,
     json_keys: JsonKeys = None,
     map_keys: MapKeys = None,
     chat_template_kwargs: TemplateOptions = None,
-    encoding: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="Encoding of the text, if it is not UTF-8, e.g. cp1252.", show_default=False),
-    ] = None,
-    separator: Annotated[Optional[str], typer.Option(help="What separates documents of plain text.")] = None,  # noqa: UP045
-    unicode: Annotated[str, typer.Option(help="Normalization: none, nfc or nfkc.")] = "none",
-    strip_control: Annotated[bool, typer.Option("--strip-control", help="Remove control characters.")] = False,
-    min_characters: Annotated[int, typer.Option(min=0, help="Leave out shorter documents.")] = 0,
-    deduplicate: Annotated[bool, typer.Option("--deduplicate", help="Leave out exact duplicates.")] = False,
-    filters: Filters = None,
-    near_duplicates: Near = None,
-    pii: Pii = None,
-    phone_region: PhoneRegion = None,
-    fix_mojibake: FixMojibake = False,
-    language: Language = None,
-    language_model: LanguageModel = None,
-    decontaminate: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="Leave out documents that share 13 words in a row with this text of a test."),
-    ] = None,
-    decontaminate_column: Annotated[str, typer.Option(help="Field of the test's text, or a template.")] = "text",
-    max_bad: Annotated[int, typer.Option(min=0, help="Unreadable records to skip before giving up.")] = 0,
-    workers: Annotated[Optional[int], typer.Option(min=1, help="Threads; default: one per core.")] = None,  # noqa: UP045
-    shard_size: Annotated[float, typer.Option(help="GB of text per pair of files; more becomes a set.")] = 8.0,
-    objective: Annotated[str, typer.Option(help="pretrain, sft for instruction data, or dpo for pairs.")] = "pretrain",
-    overlong: Annotated[str, typer.Option(help="sft, dpo: truncate or drop longer samples.")] = "truncate",
     no_eod: Annotated[bool, typer.Option("--no-eod", help="Append no end-of-document token.")] = False,
     validation_fraction: Annotated[
         Optional[float],  # noqa: UP045
@@ -130,11 +77,6 @@ def prepare(
         Optional[str],  # noqa: UP045
         typer.Option(help="--format megatron: training, validation and test, e.g. 980,10,10.", show_default=False),
     ] = None,
-    ray_address: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="Prepare on this Ray cluster, whose machines see INPUT and OUT.", show_default=False),
-    ] = None,
-    max_crashed: Annotated[int, typer.Option(min=0, help="On a cluster: shares to leave out if they crash.")] = 0,
     overwrite: options.Overwrite = False,
 ) -> None:
     """Tokenize text; run it again to resume after an interruption.
@@ -143,81 +85,42 @@ def prepare(
     $ smtrain data prepare 'crawl/*.jsonl' tokens --model model --text-column content --filter c4 --deduplicate
         # cleaned on the way
     """
-    choices = (("--objective", objective, ("pretrain", "sft", "dpo")), ("--overlong", overlong, ("truncate", "drop")))
-    if wrong := [(option, word, known) for option, word, known in choices if word not in known]:
-        values = table("word_names")["values"]
-        raise ConfigError(
-            [f"{option}: got {word!r}; {hint(word, known, values)}" for option, word, known in wrong],
-            code="config.wrong_value",
-        )
-    if not shard_size > 0:
-        raise ConfigError(f"--shard-size: got {shard_size}; give more than 0", code="config.wrong_value")
-    if encoding is not None:
-        try:
-            codecs.lookup(encoding)
-        except LookupError:
-            raise ConfigError(
-                f"--encoding {encoding}: Python knows no such encoding; name one such as cp1252",
-                code="config.wrong_value",
-            ) from None
     typed(FLAGS)
-    text_column = one_key(json_keys, text_column)
-    refuse_without_effect(
-        objective, decontaminate_column=decontaminate_column != "text", max_crashed=max_crashed,
-        overlong=overlong != "truncate", chat_template_kwargs=chat_template_kwargs, text_column=text_column != "text",
-        separator=separator, unicode=unicode != "none", strip_control=strip_control, min_characters=min_characters,
-        deduplicate=deduplicate, no_eod=no_eod, filter=filters, near_duplicates=near_duplicates, pii=pii,
-        fix_mojibake=fix_mojibake, language=language, decontaminate=decontaminate, ray_address=ray_address,
-    )  # fmt: skip
-    columns = renamed(map_keys, objective)
-    tests = options.materialised(decontaminate) if decontaminate else None
-    cleaned = cleaning(
-        near_duplicates, language, language_model, unicode=unicode, strip_control=strip_control,
-        min_characters=min_characters, deduplicate=deduplicate, filters=filters, pii=pii, phone_region=phone_region,
-        fix_mojibake=fix_mojibake,
-        decontaminate={"path": tests, "text_column": decontaminate_column} if tests else None,
-    )  # fmt: skip
+    keys.text_column = one_key(json_keys, keys.text_column)
+    held_out = {"fraction": validation_fraction, "path": validation_path, "split": validation_split}
+    config = config_of(
+        model,
+        vars(keys),
+        data={"columns": renamed(map_keys, keys.objective)},
+        train={"validation": held_out} if any(value is not None for value in held_out.values()) else {},
+        template=read_options("--chat-template-kwargs", chat_template_kwargs),
+    )
+    refuse_without_effect(config, no_eod)
     options.folder_of("OUT", output)
     for word in inputs:
         named("INPUT", word)
+    for key, _, path in other_inputs(config):
+        named(FLAGS[key], path)
     named("--model", model)
     inputs, model = [options.materialised(word) for word in inputs], options.model_folder(model)
-    validation_path = options.materialised(validation_path) if validation_path else validation_path
-    sft = objective != "pretrain"
+    config = with_inputs(config, lambda _, path: options.materialised(path))
     from smtrain.worker.data.prepare.prepare import prepare as prepare_text
     from smtrain.worker.data.prepare.prepare_options import PrepareOptions
     from smtrain.worker.data.prepare.sft import prepare_sft
     from smtrain.worker.data.prepare.spread.driver import Spread
     from smtrain.worker.data.prepare.spread.on_ray import RayExecutor
 
-    prepare_options = PrepareOptions(
-        seq_len=seq_len,
-        format=form,
-        encoding=encoding,
-        text_column=text_column,
-        separator=unescaped(separator),
-        cleaning=cleaned,
-        append_eod=not no_eod,
-        overlong=cast(Literal["truncate", "drop"], overlong),
-        columns=columns,
-        chat_template_kwargs=read_options("--chat-template-kwargs", chat_template_kwargs),
-        holdout=holdout(validation_fraction, validation_path, validation_split),
-        max_bad=max_bad,
-        workers=workers,
-        objective="dpo" if objective == "dpo" else "sft",
-        shard_bytes=round(shard_size * 1e9),
-        overwrite=overwrite,
-    )
-    prepared = prepare_sft if sft else prepare_text
+    prepared = prepare_text if config.train.objective == "pretrain" else prepare_sft
     with ExitStack() as stack:
         spread = None
-        if ray_address:
-            executor = stack.enter_context(RayExecutor(ray_address, ships_code=True, lost=_end))
-            spread = Spread(executor, max_crashed=max_crashed)
+        if address := config.data.ray_address:
+            executor = stack.enter_context(RayExecutor(address, ships_code=True, lost=_end))
+            spread = Spread(executor, max_crashed=config.data.max_crashed)
+        prepare_options = PrepareOptions.of(config, append_eod=not no_eod, overwrite=overwrite)
         made = prepared(inputs, Path(output), Path(model), prepare_options, spread=spread)
     from smtrain.worker.data.read.unread import unread_sentence
 
-    say(f"{output}: {made.documents:,} documents, {made.tokens:,} tokens, {made.samples:,} samples of {seq_len}")
+    say(f"{output}: {made.documents:,} documents, {made.tokens:,} tokens, {made.samples:,} samples of {keys.seq_len}")
     say(f"tokenized by {made.tokenized_by}")
     if made.validation:
         held_out = made.validation

@@ -1,30 +1,21 @@
-"""Options of `smtrain data`, checked before anything is read."""
+"""Options of `smtrain data`: keys of a config by their flags, with the config's bounds, defaults and checks."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from dataclasses import fields, make_dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Annotated, Any, get_origin
 
 import typer
-from pydantic import ValidationError
 
+from smtrain.core.config import JobConfig
+from smtrain.core.config.annotations import section_in
+from smtrain.core.config.data import Data
+from smtrain.core.config.section import descriptions, kinds
+from smtrain.core.config.training import Train
 from smtrain.core.errors import ConfigError
 
-FLAGS = {
-    "train.seq_len": "--seq-len", "seq_len": "--seq-len", "train.objective: sft": "--objective sft",
-    "train.objective: dpo": "--objective dpo",
-    "train.objective: pretrain": "--objective pretrain", "train.objective": "--objective", "model.path": "--model",
-    "data.format": "--format", "data.text_column": "--text-column", "data.separator": "--separator",
-    "train.validation.fraction": "--validation-fraction", "train.validation.path": "--validation-path",
-    "train.validation.split": "--validation-split", "data.max_bad": "--max-bad", "data.encoding": "--encoding",
-    "set append_eod to false": "give --no-eod", "shares": "SHARE", "data.filters": "--filter",
-    "data.near_duplicates": "--near-duplicates", "data.pii": "--pii", "data.workers": "--workers",
-    "data.shard_size": "--shard-size", "data.ray_address": "--ray-address", "data.max_crashed": "--max-crashed",
-    "filters": "--filter", "near_duplicates.similarity": "--near-duplicates", "pii": "--pii",
-    "phone_region": "--phone-region", "unicode": "--unicode", "data.language.model": "--language-model",
-    "data.language": "--language", "language.keep": "--language", "data.fix_mojibake": "--fix-mojibake",
-    "data.decontaminate": "--decontaminate", "data.decontaminate.text_column": "--decontaminate-column",
-    "data.language.keep": "--language", "language": "--language",
-}  # fmt: skip
 Filters = Annotated[
     list[str] | None,
     typer.Option("--filter", help="Quality filter: gopher_quality, gopher_repetition, c4 or fineweb; repeatable."),
@@ -41,87 +32,157 @@ Language = Annotated[
     list[str] | None, typer.Option("--language", help="Language to keep, by its code (en, de...); repeatable.")
 ]
 LanguageModel = Annotated[str | None, typer.Option("--language-model", help="Another fastText model (.bin, .ftz).")]
+Decontaminate = Annotated[
+    str | None, typer.Option(help="Leave out documents that share 13 words in a row with this text of a test.")
+]
+DecontaminateColumn = Annotated[str, typer.Option(help="Field of the test's text, or a template.")]
+
+_NO_OPTIONS = {"path", "sources", "prepared", "columns", "document_mask", "machines", "spot"}
+"""Keys of section data that are no options: INPUT is the text, --map-keys its columns; the rest is for jobs."""
+_SHARED: dict[str, Any] = {
+    "filters": Filters, "near_duplicates": Near, "pii": Pii, "phone_region": PhoneRegion, "fix_mojibake": FixMojibake,
+    "language": Language, "decontaminate": Decontaminate,
+}  # fmt: skip
+"""Options that `smtrain data report` has too, and options for one key of a section."""
+_PARTS = {
+    "language": [("language_model", LanguageModel, None)],
+    "decontaminate": [("decontaminate_column", DecontaminateColumn, "text")],
+}
+"""Options for another key of the same section."""
+_HELP = {
+    "format": "auto, jsonl, json, parquet, arrow, csv, text, mediawiki, wikiextractor, warc, tar, megatron, alpaca or "
+    "messages.",
+    "text_column": "Field of the text, also a.b, or a template: '{title} {text}'.",
+    "encoding": "Encoding of the text, if it is not UTF-8, e.g. cp1252.",
+    "separator": "What separates documents of plain text.",
+    "unicode": "Normalization: none, nfc or nfkc.",
+    "strip_control": "Remove control characters.",
+    "min_characters": "Leave out shorter documents.",
+    "deduplicate": "Leave out exact duplicates.",
+    "max_bad": "Unreadable records to skip before giving up.",
+    "workers": "Threads; default: one per core.",
+    "shard_size": "GB of text per pair of files; more becomes a set.",
+    "overlong": "sft, dpo: truncate or drop longer samples.",
+    "ray_address": "Prepare on this Ray cluster, whose machines see INPUT and OUT.",
+    "max_crashed": "On a cluster: shares to leave out if they crash.",
+    "seq_len": "Tokens per sequence.",
+    "objective": "pretrain, sft for instruction data, or dpo for pairs.",
+}
+"""Help that is shorter than a key's description, whose first sentence is the help of the other keys."""
 
 
-def holdout(fraction: float | None, path: str | None, split: str | None) -> Any:
-    """The held-out part; None for nothing. Raises `ConfigError` if two options name one, or for an invalid share."""
-    from smtrain.core.config.training import parts
-
-    flags = {"--validation-fraction": fraction, "--validation-path": path, "--validation-split": split}
-    used = [flag for flag, value in flags.items() if value is not None]
-    if len(used) > 1:
-        raise ConfigError(
-            f"{used[0]}, {used[1]}: both say what is held out; leave one of them out", code="config.combination"
-        )
-    if fraction is not None and not 0 < fraction < 1:
-        raise ConfigError(
-            f"--validation-fraction {fraction}: must be above 0 and below 1, such as 0.01", code="config.wrong_value"
-        )
-    if path is not None:
-        named("--validation-path", path)
-    try:
-        shares = parts(split) if split is not None else None
-    except ValueError as error:
-        raise ConfigError(f"--validation-split {split}: {error}", code="config.wrong_value") from None
-    from smtrain.worker.data.clean.holdout import HoldOut
-
-    return HoldOut(fraction, shares, path) if used else None
+def _flag(key: str) -> str:
+    return f"--{key.replace('_', '-')}"
 
 
-def cleaning(
-    near_duplicates: float | None, language: list[str] | None, language_model: str | None, **values: Any
-) -> Any:
-    """The cleaning of documents; `values` are other keys of section data, by name.
+def _option(section: Any, key: str) -> tuple[str, Any, Any]:
+    """A key as a field of `KeyOptions`: its name, the option with the bounds of the config's field, its default."""
+    field = section.model_fields[key]
+    default = field.get_default(call_default_factory=True)
+    if key in _SHARED:
+        return key, _SHARED[key], None if default == () else default
+    kind: Any = next((one for one in (bool, float, int) if one in kinds(section, key)), str)
+    if get_origin(field.annotation) is tuple:
+        kind, default = list[kind], None
+    least = next((bound.ge for bound in field.metadata if hasattr(bound, "ge")), None)
+    text = _HELP.get(key) or " ".join(descriptions(section)[key].split()).partition(". ")[0].rstrip(".") + "."
+    kind = kind | None if default is None else kind
+    return key, Annotated[kind, typer.Option(_flag(key), min=least, help=text)], default
 
-    Raises `ConfigError` for values that the section would refuse.
+
+_DATA_KEYS = [
+    key
+    for key, field in Data.model_fields.items()
+    if key in _SHARED or (key not in _NO_OPTIONS and section_in(field.annotation) is None)
+]
+if TYPE_CHECKING:
+    KeyOptions = Any
+else:
+    KeyOptions = make_dataclass(
+        "KeyOptions",
+        [
+            *(_option(Train, key) for key in ("seq_len", "objective")),
+            *chain.from_iterable((_option(Data, key), *_PARTS.get(key, ())) for key in _DATA_KEYS),
+        ],
+    )
+"""An option for every key of section data that the command can have, and for the keys of train that it needs."""
+FLAGS = {
+    "train.objective: sft": "--objective sft", "train.objective: dpo": "--objective dpo",
+    "train.objective: pretrain": "--objective pretrain", "set data.format: megatron": "give --format megatron",
+    "set append_eod to false": "give --no-eod", "shares": "SHARE", "data.filters": "--filter",
+    "data.near_duplicates.similarity": "--near-duplicates", "data.language.keep": "--language",
+    "data.language.model": "--language-model", "data.decontaminate.text_column": "--decontaminate-column",
+    "data.decontaminate.path": "--decontaminate", "data.columns": "--map-keys", "model.path": "--model",
+    "model.chat_template_kwargs": "--chat-template-kwargs", "train.seq_len": "--seq-len", "seq_len": "--seq-len",
+    "train.objective": "--objective",
+    **{f"train.validation.{key}": f"--validation-{key}" for key in ("fraction", "path", "split")},
+    **{f"data.{key}": _flag(key) for key in _DATA_KEYS if key != "filters"},
+}  # fmt: skip
+_NEEDS = {
+    "language_model": "language", "decontaminate_column": "decontaminate", "max_crashed": "ray_address",
+}  # fmt: skip
+"""Options that do something only with another one."""
+
+
+def config_of(
+    model: str,
+    keys: Mapping[str, Any],
+    data: Mapping[str, Any] | None = None,
+    train: Mapping[str, Any] | None = None,
+    template: Mapping[str, Any] | None = None,
+) -> JobConfig:
+    """The config that options mean: those of `KeyOptions` by name, other keys of `data` and `train`, the template's.
+
+    Raises `ConfigError` for what would also be a fault in a file.
     """
-    from smtrain.core.config.data import Data
-    from smtrain.core.config.error_messages import key_of, sentence_of
-    from smtrain.worker.data.clean.cleaning import Cleaning
+    usual = {field.name: field.default for field in fields(KeyOptions)}
+    used = {key: value for key, value in keys.items() if value not in (usual[key], [])}
+    for option, needed in _NEEDS.items():
+        if option in used and needed not in used:
+            raise ConfigError(
+                f"{_flag(option)} has no effect without {_flag(needed)}; give it too", code="config.combination"
+            )
+    sections: dict[str, dict[str, Any]] = {"model": {"path": model, "chat_template_kwargs": template or {}}}
+    for name, section, more in (("data", Data, data), ("train", Train, train)):
+        sections[name] = {
+            key: _in_config(key, value, keys) for key, value in used.items() if key in section.model_fields
+        }
+        sections[name] |= more or {}
+    from smtrain.client.config.checks.data import text_faults
+    from smtrain.client.config.checks.train import validation_faults
 
-    values["near_duplicates"] = {"similarity": near_duplicates} if near_duplicates is not None else None
-    values["language"] = {"keep": language, "model": language_model} if language else None
-    try:
-        data = Data.model_validate({**values, "filters": values["filters"] or ()})
-    except ValidationError as error:
-        raise ConfigError([sentence_of(Data, key_of(fault)[1], fault) for fault in error.errors()]) from None
-    for option, needed, given, has in (
-        ("--phone-region", "--pii", data.phone_region, data.pii),
-        ("--language-model", "--language", language_model, language),
+    config = JobConfig(**sections)
+    if faults := [sentence for _, sentence in chain(text_faults(config), validation_faults(config))]:
+        raise ConfigError(faults, code="config.combination")
+    return config
+
+
+def _in_config(key: str, value: Any, keys: Mapping[str, Any]) -> Any:
+    """The value of a key in a config, by the option with its name and those that go with it."""
+    if key == "near_duplicates":
+        return {"similarity": value}
+    if key == "language":
+        return {"keep": value, "model": keys["language_model"]}
+    if key == "decontaminate":
+        return {"path": value, "text_column": keys["decontaminate_column"]}
+    return unescaped(value) if key == "separator" else value
+
+
+def refuse_without_effect(config: JobConfig, no_eod: bool) -> None:
+    """Raise `ConfigError` for options that do nothing with the objective, and are no keys of its text."""
+    sft = config.train.objective != "pretrain"
+    for option, used, of in (
+        ("--no-eod", no_eod and sft, "pretrain"),
+        ("--chat-template-kwargs", config.model.chat_template_kwargs and not sft, "sft and dpo"),
     ):
-        if given and not has:
-            raise ConfigError(f"{option} has no effect without {needed}; give it too", code="config.combination")
-    return Cleaning.of(data)
+        if used:
+            raise ConfigError(f"{option}: is for --objective {of}; leave it out", code="config.combination")
 
 
-def refuse_without_effect(objective: str, **given: object) -> None:
-    """Raise `ConfigError` for options that do nothing here; `given` has their values by name."""
-    flags = {name: f"--{name.replace('_', '-')}" for name in given}
-    without = [
-        (flags[name], flags[needed])
-        for name, needed in (("decontaminate_column", "decontaminate"), ("max_crashed", "ray_address"))
-        if given.pop(name) and not given.get(needed)
-    ]
-    if without:
-        option, needed = without[0]
-        raise ConfigError(f"{option} has no effect without {needed}; give it too", code="config.combination")
-    del given["ray_address"]
-    of_records = [flags[name] for name in ("overlong", "chat_template_kwargs") if given.pop(name, None)]
-    if objective == "pretrain":
-        used, of = of_records, "sft and dpo"
-    else:
-        used, of = [flags[name] for name, value in given.items() if value], "pretrain"
-    if used:
-        verb, them = ("are", "them") if len(used) > 1 else ("is", "it")
-        raise ConfigError(
-            f"{', '.join(used)}: {verb} for --objective {of}; leave {them} out", code="config.combination"
-        )
-
-
-def unescaped(separator: str | None) -> str | None:
+def unescaped(separator: str) -> str:
     """The separator with escapes such as `\\n` resolved."""
     try:
-        return separator.encode().decode("unicode_escape") if separator else None
+        return separator.encode().decode("unicode_escape")
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"--separator {separator}: {error.reason}; write such as \\n\\n for an empty line",

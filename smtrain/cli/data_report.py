@@ -17,7 +17,7 @@ from smtrain.cli.data_options import (
     Near,
     PhoneRegion,
     Pii,
-    cleaning,
+    config_of,
     named,
 )  # fmt: skip
 from smtrain.cli.dispatch import typed
@@ -55,10 +55,11 @@ def report(
     $ smtrain data report texts/ --against questions.jsonl --filter gopher_quality  # overlap, and what would go
     """
     typed(FLAGS)
-    cleaned = cleaning(
-        near_duplicates, language, language_model, filters=filters, pii=pii, phone_region=phone_region,
-        fix_mojibake=fix_mojibake,
-    )  # fmt: skip
+    cleaning = {
+        "filters": filters, "near_duplicates": near_duplicates, "pii": pii, "phone_region": phone_region,
+        "fix_mojibake": fix_mojibake, "language": language, "language_model": language_model,
+    }  # fmt: skip
+    config = config_of(model or "", {"format": form, "text_column": text_column, **cleaning})
     for name in [*inputs, *(against or [])]:
         named("INPUT or --against", name)
     named("--out", out)
@@ -66,6 +67,7 @@ def report(
     against = [options.materialised(name) for name in against or []]
     model = options.model_folder(model) if model else model
     from smtrain.worker.data import report as reports
+    from smtrain.worker.data.clean.cleaning import Cleaning
     from smtrain.worker.data.manifest import refuse_others
     from smtrain.worker.data.read.unread import unread_sentence
     from smtrain.worker.data.report import page
@@ -79,7 +81,7 @@ def report(
             refuse_others(Path(out))
         made = reports.report(
             inputs, Path(model) if model else None, against, text_column=text_column, format=cast(Any, form),
-            most_bytes=round(limit_mb * 1e6) if limit_mb else None, cleaning=cleaned,
+            most_bytes=round(limit_mb * 1e6) if limit_mb else None, cleaning=Cleaning.of(config.data),
         )  # fmt: skip
         write_atomically(Path(out), page(made))
     documents, duplicates = (sum(getattr(s, name) for s in made.sources) for name in ("documents", "duplicates"))

@@ -40,11 +40,16 @@ def test_the_whole_way(tmp_path: Path, trained_inputs: dict[str, Path]) -> None:
     [
         (
             "--objective dpo --deduplicate --text-column q",
-            "--text-column, --deduplicate: are for --objective pretrain",
+            "--text-column: is for --objective pretrain; leave it out for dpo\n"
+            "smtrain: --deduplicate: is for --objective pretrain; leave it out for dpo\n",
         ),
         ("--objective sft --no-eod", "--no-eod: is for --objective pretrain; leave it out"),
-        ("--objective sft --language en --pii mask", "--pii, --language: are for --objective pretrain; leave them out"),
-        ("--overlong drop", "--overlong: is for --objective sft and dpo; leave it out"),
+        ("--objective sft --language en --pii mask", "--pii: is for --objective pretrain; leave it out"),
+        ("--overlong drop", "--overlong: is for --objective sft; leave it out"),
+        ("--chat-template-kwargs '{\"a\":1}'", "--chat-template-kwargs: is for --objective sft and dpo; leave it out"),
+        ("--format megatron --filter c4", "--filter: megatron is tokens, which nothing filters; leave it out"),
+        ("--validation-split 8,1,1", "--validation-split: cuts Megatron's indexed data"),
+        ("--phone-region US", "--phone-region: has no effect unless --pii is set; leave it out"),
         ("--decontaminate-column q", "--decontaminate-column has no effect without --decontaminate; give it too"),
         ("--max-crashed 2", "--max-crashed has no effect without --ray-address; give it too"),
         ("--language EN", "--language: got"),

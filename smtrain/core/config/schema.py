@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +156,20 @@ def other_inputs(config: JobConfig) -> list[tuple[str, str, str]]:
         ("data.language.model", LANGUAGE_CHANNEL, language and language.model),
     ]
     return [(key, channel, path) for key, channel, path in named if path]
+
+
+def with_inputs(config: JobConfig, place: Callable[[str, str], str]) -> JobConfig:
+    """The config with place(channel, path) for the path of each of `other_inputs`."""
+    for key, channel, path in other_inputs(config):
+        config = _with_value(config, key.split("."), place(channel, path))
+    return config
+
+
+def _with_value(section: Any, keys: list[str], value: str) -> Any:
+    """The section with another value of the key that `keys` lead to."""
+    key, *below = keys
+    inner = _with_value(getattr(section, key), below, value) if below else value
+    return section.model_copy(update={key: inner})
 
 
 def inputs_of(config: JobConfig) -> list[tuple[str, str]]:

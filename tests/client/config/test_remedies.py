@@ -360,16 +360,16 @@ DATA: dict[str, tuple[Do, str, Mend]] = {
     "unknown format": (with_value("--format", "word"), "--format", option("--format", r"(jsonl)")),
     "unknown encoding": (
         with_value("--encoding", "utf-99"),
-        "--encoding utf-99",
-        option("--encoding", r"such as (\S+)"),
+        "--encoding: got 'utf-99'",
+        option("--encoding", r"did you mean (\S+)\?"),
     ),
     "fraction": (
         with_value("--validation-fraction", "2"),
-        "such as 0.01",
-        option("--validation-fraction", r"such as (\S+)"),
+        "--validation-fraction: got 2.0",
+        lambda d, told: d.words.update({"--validation-fraction": str(int(group_in(r"below (1)", told)) / 100)}),
     ),
     "unknown filter": (with_value("--filter", "gophers"), "--filter", option("--filter", r"(c4)")),
-    "unknown objective": (with_value("--objective", "rl"), "got 'rl'", option("--objective", r"known: (pretrain)")),
+    "unknown objective": (with_value("--objective", "rl"), "got 'rl'", option("--objective", r"it is '(pretrain)'")),
     "no tokenizer": (
         lambda d: setattr(d, "model", d.folder),
         "tokenizer",

@@ -337,7 +337,7 @@ def test_in_a_shell(tmp_path: Path, folders: dict[str, Path]) -> None:
     assert "left out: 1 samples longer than seq_len + 1 tokens" in done.stdout
     assert "rows filled" in smtrain("data", "inspect", str(tmp_path / "fit")).stdout
     done = smtrain("data", "prepare", str(source), str(tmp_path / "x"), *common, "--objective", "rl")
-    assert done.stderr.startswith("smtrain: --objective: got 'rl'; known: pretrain, sft, dpo")
+    assert done.stderr.startswith("smtrain: --objective: got 'rl'; it is 'pretrain', 'sft' or 'dpo'")
 
 
 def test_a_file_may_be_given_twice(tmp_path: Path, folders: dict[str, Path]) -> None:

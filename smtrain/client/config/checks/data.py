@@ -139,13 +139,19 @@ def data_faults(config: JobConfig) -> Iterator[Fault]:
                 f"{key}: {path} has a wildcard, and a job's input is everything under a prefix; give the prefix up "
                 "to it, and data.format if there are other files",
             )
-    yield from broken((*OBJECTIVE, *(PRETRAIN_ONLY if config.train.objective != "pretrain" else ())), config)
-    yield from broken((*(MEGATRON if config.data.format == "megatron" else ()), PHONES, TEMPLATE), config)
+    yield from text_faults(config)
+    yield from broken((TEMPLATE,), config)
     if TARGETS[config.target].here and config.local.run_in == "sandbox":  # the job runs with this machine's packages
         for need in data_needs(config.data.model_dump()):
             lacking = next((name for name in MODULES[EXTRAS[need]] if not present(name)), None)
             if lacking:
                 yield {need.partition(":")[0]}, Sentence(f"{need}: {missing(lacking)}", "package.missing")
+
+
+def text_faults(config: JobConfig) -> Iterator[Fault]:
+    """Options that the objective or the format of the text cannot use."""
+    yield from broken((*OBJECTIVE, *(PRETRAIN_ONLY if config.train.objective != "pretrain" else ())), config)
+    yield from broken((*(MEGATRON if config.data.format == "megatron" else ()), PHONES), config)
 
 
 def path_faults(config: JobConfig) -> Iterator[Fault]:

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from smtrain.core.config.training import Validation, parts
+
 TRAIN, HELD, TEST = 0, 1, 2
 TEST_PART = "in the test part of train.validation.split"
 
@@ -26,6 +28,14 @@ class HoldOut:
     fraction: float | None = None
     split: tuple[float, float, float] | None = None
     path: str | Path | None = None
+
+    @classmethod
+    def of(cls, validation: Validation | None) -> HoldOut | None:
+        """The holdout of a config's section; None for nothing."""
+        if validation is None or not validation.chosen:
+            return None
+        split = validation.split
+        return cls(validation.fraction, parts(split) if split else None, validation.path)
 
     @property
     def from_sources(self) -> bool:

@@ -9,6 +9,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
+from smtrain.core.config import JobConfig
 from smtrain.core.errors import DataError
 from smtrain.core.machine import cores_here
 from smtrain.worker.data.clean.cleaning import Cleaning
@@ -48,6 +49,19 @@ class PrepareOptions:
     objective: Literal["sft", "dpo"] = "sft"
     overwrite: bool = True
     listings: str = ""
+
+    @classmethod
+    def of(cls, config: JobConfig, **options: Any) -> PrepareOptions:
+        """The options that a config has; `options` are those of one preparation."""
+        data, train = config.data, config.train
+        return cls(
+            seq_len=train.seq_len, format=data.format, encoding=data.encoding, text_column=data.text_column,
+            separator=data.separator, cleaning=Cleaning.of(data), overlong=data.overlong,
+            columns=dict(data.columns.items()), holdout=HoldOut.of(train.validation),
+            chat_template_kwargs=config.model.chat_template_kwargs,
+            max_bad=data.max_bad, workers=data.workers, shard_bytes=round(data.shard_size * 1e9),
+            objective="dpo" if train.objective == "dpo" else "sft", **options,
+        )  # fmt: skip
 
     @property
     def worker_count(self) -> int:
