@@ -13,9 +13,10 @@ from torch import nn
 
 from scripts.benchmarks.gpu_parts.bench import Bench
 from scripts.benchmarks.gpu_parts.weights import DrawnEngine
+from smtrain.core.config.training import DpoSection
 from smtrain.core.model.lora import ALL_LINEAR, Lora, targets_of
 from smtrain.core.model.shape import ModelShape
-from smtrain.worker.engine.base import OptimizerOptions, ParallelOptions, PreferenceOptions
+from smtrain.worker.engine.base import OptimizerOptions, ParallelOptions
 from smtrain.worker.engine.native import init_distributed
 
 LR = 1e-4
@@ -36,7 +37,7 @@ def settings(variant: str = "") -> dict[str, Any]:
 
 def engine(
     bench: Bench, config: dict[str, Any], mb: int, variant: str = "", recompute: Any = "none",
-    lora: Lora | None = None, preference: PreferenceOptions | None = None,
+    lora: Lora | None = None, preference: DpoSection | None = None,
 ) -> DrawnEngine:  # fmt: skip
     """This engine in bf16 on one device."""
     init_distributed(bench.kind)

@@ -31,7 +31,7 @@ from scripts.benchmarks.gpu_parts.loops import (
 from scripts.benchmarks.gpu_parts.profiling import profile
 from scripts.benchmarks.gpu_parts.shapes import documents
 from scripts.benchmarks.gpu_parts.weights import DrawnEngine
-from smtrain.worker.engine.base import PreferenceOptions
+from smtrain.core.config.training import DpoSection
 
 ROWS = 8  # of a dense step of 4,096 tokens each
 Begin = Callable[[], Pending]
@@ -269,7 +269,7 @@ def sft(bench: Bench) -> None:
 def dpo(bench: Bench) -> None:
     """Pairs of answers of 512 tokens: four in a row of 4,096, and one in a row of 1,024."""
     config, sample = bench.model("0.3b"), bench.length(512)
-    made = engine(bench, config, 2, preference=PreferenceOptions())
+    made = engine(bench, config, 2, preference=DpoSection())
     for name, pairs, rows in (("dpo packed", 4, 8), ("dpo short", 1, 32)):
         lengths = [[sample] * 2 * pairs] * rows
         length = 2 * pairs * sample

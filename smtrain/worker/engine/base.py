@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-import torch
-
+from smtrain.core.config import JobConfig
+from smtrain.core.config.training import Train
 from smtrain.core.model.footprint import Precision
 from smtrain.core.protocol.lineage import Lineage
-from smtrain.worker.checkpoint.native.pruning import Arrived
+
+if TYPE_CHECKING:  # the options of an engine need no torch
+    import torch
+
+    from smtrain.worker.checkpoint.native.pruning import Arrived
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,17 @@ class ParallelOptions:
     cp: int = 1
     """native: ranks that share every sequence; cp, times tp with `sequence_parallel`, must divide its length."""
 
+    @classmethod
+    def of(cls, config: JobConfig) -> ParallelOptions:
+        """The options in a config: each is the key of its name in section `parallel` or `train`, but for a few."""
+        keys = {**dict(config.train), **dict(config.parallel)}
+        values = {option.name: keys[option.name] for option in fields(cls) if option.name in keys}
+        values |= {
+            "dp": config.dp, "pipeline_cuts": config.parallel.cuts, "apart": config.apart,
+            "compile": bool(config.train.compile), "deterministic": config.train.deterministic is not False,
+        }  # fmt: skip
+        return cls(**values)
+
 
 @dataclass(frozen=True)
 class OptimizerOptions:
@@ -66,15 +81,10 @@ class OptimizerOptions:
     grad_clip: float = 1.0
     """The largest gradient norm of the whole model; 0 does not clip."""
 
-
-@dataclass(frozen=True)
-class PreferenceOptions:
-    """The loss of pairs of a chosen and a rejected answer; see `train.dpo` in the config."""
-
-    loss: Literal["sigmoid", "robust", "ipo", "hinge", "sigmoid_norm"] = "sigmoid"
-    beta: float = 0.1
-    label_smoothing: float = 0.0
-    sft_weight: float = 0.0
+    @classmethod
+    def of(cls, train: Train) -> OptimizerOptions:
+        """The options in section `train`, where they are keys of the same names."""
+        return cls(**{option.name: getattr(train, option.name) for option in fields(cls)})
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from smtrain.core.errors import ConfigError
 from smtrain.core.model.lora import Lora, targets_of
 from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.sources import WeightSource
-from smtrain.worker.engine.base import Engine, OptimizerOptions, ParallelOptions, PreferenceOptions
+from smtrain.worker.engine.base import Engine, OptimizerOptions, ParallelOptions
 from smtrain.worker.engine.initial import RandomWeights
 
 Gather = Callable[[Any], list[Any]]
@@ -105,29 +105,15 @@ def lora_of(config: JobConfig, described: dict[str, Any]) -> Lora | None:
 
 def build(config: JobConfig, described: dict[str, Any], weights: WeightSource | RandomWeights | None) -> Engine:
     """Build the engine with its weights; `described` is the model's config.json."""
-    options, parallel = config.train, config.parallel
-    mesh = ParallelOptions(
-        tp=parallel.tp, pp=parallel.pp, dp=config.dp, micro_batch_size=parallel.micro_batch_size,
-        sequence_parallel=parallel.sequence_parallel,
-        activation_checkpointing=parallel.activation_checkpointing, precision=options.precision,
-        zero1=parallel.zero1, pipeline_cuts=parallel.cuts, virtual_stages=parallel.virtual_stages,
-        apart=config.apart, compile=bool(options.compile), deterministic=options.deterministic is not False,
-        cp=parallel.cp, ep=parallel.ep, expert_capacity=parallel.expert_capacity,
-        aux_loss=options.aux_loss, aux_by_layer=options.aux_by_layer,
-        param_norm=options.param_norm,
-    )  # fmt: skip
-    adamw = OptimizerOptions(
-        betas=options.betas, eps=options.eps, weight_decay=options.weight_decay, grad_clip=options.grad_clip
-    )
-    if options.engine == "nxd":
+    options = ParallelOptions.of(config)
+    optimizer, seed, lora = OptimizerOptions.of(config.train), config.train.seed, lora_of(config, described)
+    if config.train.engine == "nxd":
         from smtrain.worker.engine.nxd.engine import NxdEngine
         from smtrain.worker.engine.nxd.persist import SaveOptions
 
-        each = options.global_batch_size // (config.dp * parallel.micro_batch_size)
+        micro_batches = config.train.global_batch_size // (config.dp * options.micro_batch_size)
         saving = SaveOptions(config.checkpoint.form, config.checkpoint.asynchronous)
-        return NxdEngine(described, mesh, adamw, weights, options.seed, each, saving, lora_of(config, described))
+        return NxdEngine(described, options, optimizer, weights, seed, micro_batches, saving, lora)
     from smtrain.worker.engine.native import NativeEngine
 
-    dpo = options.preference
-    preference = PreferenceOptions(dpo.loss, dpo.beta, dpo.label_smoothing, dpo.sft_weight) if dpo else None
-    return NativeEngine(described, mesh, adamw, weights, options.seed, lora_of(config, described), preference)
+    return NativeEngine(described, options, optimizer, weights, seed, lora, config.train.preference)

@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
+from smtrain.core.config.training import DpoSection
 from smtrain.core.model.lora import STACKED, Lora, targets_of
-from smtrain.worker.engine.base import OptimizerOptions, ParallelOptions, PreferenceOptions
+from smtrain.worker.engine.base import OptimizerOptions, ParallelOptions
 from smtrain.worker.engine.native import NativeEngine
 from smtrain.worker.train.operators import HeldBytes
 
@@ -30,7 +31,7 @@ def peak(
     peak too. `packed`: four samples in each row. `varlen`: attention takes documents in place of masks, as on CUDA.
     """
     with HeldBytes() as held:
-        preference = PreferenceOptions() if paired else None
+        preference = DpoSection() if paired else None
         engine = NativeEngine(config, options, OptimizerOptions(), None, 0, lora, preference)
         engine.stage.context.varlen = varlen
         ids = torch.randint(config["vocab_size"], (batch, seq_len), generator=torch.Generator().manual_seed(rank))

@@ -15,9 +15,10 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from smtrain.core.config.training import DpoSection
 from smtrain.core.model.footprint import IGNORED
 from smtrain.core.model.lora import Lora
-from smtrain.worker.engine.base import ParallelOptions, PreferenceOptions
+from smtrain.worker.engine.base import ParallelOptions
 from smtrain.worker.engine.native import NativeEngine, fused_loss
 from smtrain.worker.engine.native.cross_entropy import Columns
 from smtrain.worker.engine.native.fused_loss import LinearCrossEntropy
@@ -158,7 +159,7 @@ def largest(rank: int, options: ParallelOptions, objective: str) -> tuple[int, i
         "llama", vocab_size=VOCAB, hidden_size=8, head_dim=4, num_attention_heads=2, intermediate_size=16,
         num_key_value_heads=2, num_hidden_layers=2,
     )  # fmt: skip
-    options_of_pairs = PreferenceOptions() if objective == "dpo" else None
+    options_of_pairs = DpoSection() if objective == "dpo" else None
     e = NativeEngine(config, options, cases.OPTIMIZER, None, 0, None, options_of_pairs)
     ids, labels = cases.batch(config, 0)
     rest: tuple[torch.Tensor, ...] = ()

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from smtrain.core.config.training import DpoSection
 from smtrain.core.model.hf_config import normalise
-from smtrain.worker.engine.base import ParallelOptions, PreferenceOptions, RoutingMetrics
+from smtrain.worker.engine.base import ParallelOptions, RoutingMetrics
 from smtrain.worker.engine.native import NativeEngine
 from smtrain.worker.engine.parts import PartsClock, marked
 from tests.worker.engine import cases
@@ -75,7 +76,7 @@ def train(rank: int, config: dict[str, Any], options: ParallelOptions, count: in
 def prefer(rank: int, config: dict[str, Any], options: ParallelOptions) -> tuple[float, float]:
     """Loss and norm of the gradient of a step on pairs: the halves of each row."""
     source: Any = cases.Memory(config, cases.weights(config))
-    e = NativeEngine(config, options, OPTIMIZER, source, 0, preference=PreferenceOptions())
+    e = NativeEngine(config, options, OPTIMIZER, source, 0, preference=DpoSection())
     ids, labels = cases.own(e, batch(config, 0))
     segments = torch.arange(ids.shape[1]).ge(ids.shape[1] // 2).long().expand_as(ids)
     result = e.step(ids, labels, lr(0), segments, torch.zeros(len(ids), 1, 2))

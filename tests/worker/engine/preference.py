@@ -11,10 +11,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from smtrain.core.config.training import DpoSection
 from smtrain.core.model.lora import Lora, targets_of
 from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.open import open_weights
-from smtrain.worker.engine.base import OptimizerOptions, ParallelOptions, PreferenceOptions
+from smtrain.worker.engine.base import OptimizerOptions, ParallelOptions
 from smtrain.worker.engine.native import NativeEngine
 from tests.worker.engine import cases
 
@@ -49,7 +50,7 @@ def described() -> dict[str, Any]:
 def engine(options: ParallelOptions, kind: str = "sigmoid", lora: bool = False) -> NativeEngine:
     config = described()
     adapter = Lora(4, 8.0, targets=targets_of(ModelShape.from_config(config), ("all-linear",))) if lora else None
-    preference = PreferenceOptions(**KINDS[kind])
+    preference = DpoSection(**KINDS[kind])
     return NativeEngine(config, options, OPTIMIZER, open_weights(GOLDEN / "model", config), 0, adapter, preference)
 
 
@@ -123,7 +124,7 @@ def stepped(e: NativeEngine, packed: int, references: torch.Tensor, which: range
 def mixture_steps(rank: int, config: dict[str, Any], options: ParallelOptions, packed: int) -> list[dict[str, float]]:
     """The golden pairs with a mixture of experts: loss, gradient norm, metrics and auxiliary loss of each step."""
     source: Any = cases.Memory(config, cases.weights(config))
-    e = NativeEngine(config, options, OPTIMIZER, source, 0, None, PreferenceOptions())
+    e = NativeEngine(config, options, OPTIMIZER, source, 0, None, DpoSection())
     references, out = references_of(e, packed, LIMIT * 2 * packed), []
     for step in range(STEPS):
         rows = rows_of(step, packed)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from smtrain.core.config.training import DpoSection
 from smtrain.core.errors import CheckpointError, ConfigError
 from smtrain.core.model.footprint import IGNORED
 from smtrain.core.model.layout import Layout
@@ -26,7 +27,6 @@ from smtrain.worker.engine.base import (
     OptimizerOptions,
     ParallelOptions,
     ParameterNorms,
-    PreferenceOptions,
     Scaling,
     StepResult,
 )
@@ -62,7 +62,7 @@ class NativeEngine:
         weights: WeightSource | RandomWeights | None,
         seed: int,
         lora: Lora | None = None,
-        preference: PreferenceOptions | None = None,
+        preference: DpoSection | None = None,
     ) -> None:
         self.device = comm.current_device()
         self.steps_ahead = 0 if self.device.type == "cpu" else 1

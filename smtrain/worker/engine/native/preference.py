@@ -17,8 +17,9 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
+from smtrain.core.config.training import DpoSection
 from smtrain.core.model.footprint import IGNORED
-from smtrain.worker.engine.base import PairMetrics, PreferenceOptions
+from smtrain.worker.engine.base import PairMetrics
 from smtrain.worker.engine.native.comm import ProcessMesh, reduce_from, to_device
 
 SUMS = 7
@@ -55,7 +56,7 @@ class PairBatch(NamedTuple):
 class PreferenceLoss:
     """A loss of pairs: its value, the weights of its sums, and the metrics of a batch."""
 
-    def __init__(self, options: PreferenceOptions) -> None:
+    def __init__(self, options: DpoSection) -> None:
         self._options = options
 
     def sums(self, losses: torch.Tensor, labels: torch.Tensor, pairs: PairBatch) -> torch.Tensor:
