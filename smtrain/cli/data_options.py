@@ -11,44 +11,18 @@ import typer
 
 from smtrain.core.config import JobConfig
 from smtrain.core.config.annotations import section_in
-from smtrain.core.config.data import Data
+from smtrain.core.config.data import Data, DecontaminateOptions, LanguageOptions
 from smtrain.core.config.section import descriptions, kinds
 from smtrain.core.config.training import Train
 from smtrain.core.errors import ConfigError
 
-Filters = Annotated[
-    list[str] | None,
-    typer.Option("--filter", help="Quality filter: gopher_quality, gopher_repetition, c4 or fineweb; repeatable."),
-]
-Near = Annotated[
-    float | None, typer.Option("--near-duplicates", help="Similarity from which documents are near duplicates.")
-]
-Pii = Annotated[str | None, typer.Option("--pii", help="Personal data: mask, drop or count.")]
-PhoneRegion = Annotated[
-    str | None, typer.Option("--phone-region", help="Country of phone numbers without their code: US...")
-]
-FixMojibake = Annotated[bool, typer.Option("--fix-mojibake", help="Put right text decoded with a wrong encoding.")]
-Language = Annotated[
-    list[str] | None, typer.Option("--language", help="Language to keep, by its code (en, de...); repeatable.")
-]
-LanguageModel = Annotated[str | None, typer.Option("--language-model", help="Another fastText model (.bin, .ftz).")]
-Decontaminate = Annotated[
-    str | None, typer.Option(help="Leave out documents that share 13 words in a row with this text of a test.")
-]
-DecontaminateColumn = Annotated[str, typer.Option(help="Field of the test's text, or a template.")]
-
 _NO_OPTIONS = {"path", "sources", "prepared", "columns", "document_mask", "machines", "spot"}
 """Keys of section data that are no options: INPUT is the text, --map-keys its columns; the rest is for jobs."""
-_SHARED: dict[str, Any] = {
-    "filters": Filters, "near_duplicates": Near, "pii": Pii, "phone_region": PhoneRegion, "fix_mojibake": FixMojibake,
-    "language": Language, "decontaminate": Decontaminate,
-}  # fmt: skip
-"""Options that `smtrain data report` has too, and options for one key of a section."""
-_PARTS = {
-    "language": [("language_model", LanguageModel, None)],
-    "decontaminate": [("decontaminate_column", DecontaminateColumn, "text")],
-}
-"""Options for another key of the same section."""
+_IN_SECTIONS: dict[str, Any] = {"near_duplicates": float, "language": list[str], "decontaminate": str}
+"""Types of options that set the first key of a section."""
+_CLEANING = (
+    "filters", "near_duplicates", "pii", "phone_region", "fix_mojibake", "language", "language_model",
+)  # fmt: skip
 _HELP = {
     "format": "auto, jsonl, json, parquet, arrow, csv, text, mediawiki, wikiextractor, warc, tar, megatron, alpaca or "
     "messages.",
@@ -59,6 +33,15 @@ _HELP = {
     "strip_control": "Remove control characters.",
     "min_characters": "Leave out shorter documents.",
     "deduplicate": "Leave out exact duplicates.",
+    "filters": "Quality filter: gopher_quality, gopher_repetition, c4 or fineweb; repeatable.",
+    "near_duplicates": "Similarity from which documents are near duplicates.",
+    "pii": "Personal data: mask, drop or count.",
+    "phone_region": "Country of phone numbers without their code: US...",
+    "fix_mojibake": "Put right text decoded with a wrong encoding.",
+    "language": "Language to keep, by its code (en, de...); repeatable.",
+    "language_model": "Another fastText model (.bin, .ftz).",
+    "decontaminate": "Leave out documents that share 13 words in a row with this text of a test.",
+    "decontaminate_column": "Field of the test's text, or a template.",
     "max_bad": "Unreadable records to skip before giving up.",
     "workers": "Threads; default: one per core.",
     "shard_size": "GB of text per pair of files; more becomes a set.",
@@ -68,55 +51,60 @@ _HELP = {
     "seq_len": "Tokens per sequence.",
     "objective": "pretrain, sft for instruction data, or dpo for pairs.",
 }
-"""Help that is shorter than a key's description, whose first sentence is the help of the other keys."""
+"""Help that is shorter than a description; of another key its first sentence is the help, below `More options`."""
 
 
 def _flag(key: str) -> str:
-    return f"--{key.replace('_', '-')}"
+    return "--filter" if key == "filters" else f"--{key.replace('_', '-')}"
 
 
-def _option(section: Any, key: str) -> tuple[str, Any, Any]:
+def _option(name: str) -> tuple[str, Any, Any]:
     """A key as a field of `KeyOptions`: its name, the option with the bounds of the config's field, its default."""
+    section, key = _FIELDS[name]
     field = section.model_fields[key]
     default = field.get_default(call_default_factory=True)
-    if key in _SHARED:
-        return key, _SHARED[key], None if default == () else default
-    kind: Any = next((one for one in (bool, float, int) if one in kinds(section, key)), str)
-    if get_origin(field.annotation) is tuple:
-        kind, default = list[kind], None
+    if kind := _IN_SECTIONS.get(name) or (list[str] if get_origin(field.annotation) is tuple else None):
+        default = None
+    else:
+        kind = next((one for one in (bool, float, int) if one in kinds(section, key)), str)
     least = next((bound.ge for bound in field.metadata if hasattr(bound, "ge")), None)
-    text = _HELP.get(key) or " ".join(descriptions(section)[key].split()).partition(". ")[0].rstrip(".") + "."
-    kind = kind | None if default is None else kind
-    return key, Annotated[kind, typer.Option(_flag(key), min=least, help=text)], default
+    text, panel = _HELP.get(name), None
+    if text is None:
+        text = " ".join(descriptions(section)[key].split()).partition(". ")[0].rstrip(".") + "."
+        panel = "More options"
+    option = typer.Option(_flag(name), min=least, help=text, rich_help_panel=panel)
+    return name, Annotated[kind | None if default is None else kind, option], default
 
 
 _DATA_KEYS = [
     key
     for key, field in Data.model_fields.items()
-    if key in _SHARED or (key not in _NO_OPTIONS and section_in(field.annotation) is None)
+    if key in _IN_SECTIONS or (key not in _NO_OPTIONS and section_in(field.annotation) is None)
 ]
+_FIELDS: dict[str, tuple[Any, str]] = {
+    "seq_len": (Train, "seq_len"),
+    "objective": (Train, "objective"),
+    **{key: (Data, key) for key in _DATA_KEYS},
+    "language_model": (LanguageOptions, "model"),
+    "decontaminate_column": (DecontaminateOptions, "text_column"),
+}
 if TYPE_CHECKING:
     KeyOptions = Any
+    CleaningOptions = Any
 else:
-    KeyOptions = make_dataclass(
-        "KeyOptions",
-        [
-            *(_option(Train, key) for key in ("seq_len", "objective")),
-            *chain.from_iterable((_option(Data, key), *_PARTS.get(key, ())) for key in _DATA_KEYS),
-        ],
-    )
-"""An option for every key of section data that the command can have, and for the keys of train that it needs."""
+    KeyOptions = make_dataclass("KeyOptions", map(_option, _FIELDS))
+    CleaningOptions = make_dataclass("CleaningOptions", map(_option, _CLEANING))
+"""Options for the keys of a preparation, and for those that `smtrain data report` has too."""
 FLAGS = {
     "train.objective: sft": "--objective sft", "train.objective: dpo": "--objective dpo",
     "train.objective: pretrain": "--objective pretrain", "set data.format: megatron": "give --format megatron",
-    "set append_eod to false": "give --no-eod", "shares": "SHARE", "data.filters": "--filter",
+    "set append_eod to false": "give --no-eod", "shares": "SHARE", "train.objective": "--objective",
     "data.near_duplicates.similarity": "--near-duplicates", "data.language.keep": "--language",
     "data.language.model": "--language-model", "data.decontaminate.text_column": "--decontaminate-column",
     "data.decontaminate.path": "--decontaminate", "data.columns": "--map-keys", "model.path": "--model",
     "model.chat_template_kwargs": "--chat-template-kwargs", "train.seq_len": "--seq-len", "seq_len": "--seq-len",
-    "train.objective": "--objective",
     **{f"train.validation.{key}": f"--validation-{key}" for key in ("fraction", "path", "split")},
-    **{f"data.{key}": _flag(key) for key in _DATA_KEYS if key != "filters"},
+    **{f"data.{key}": _flag(key) for key in _DATA_KEYS},
 }  # fmt: skip
 _NEEDS = {
     "language_model": "language", "decontaminate_column": "decontaminate", "max_crashed": "ray_address",

@@ -8,18 +8,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from smtrain.cli import options
-from smtrain.cli.data_options import (
-    FLAGS,
-    Filters,
-    FixMojibake,
-    Language,
-    LanguageModel,
-    Near,
-    PhoneRegion,
-    Pii,
-    config_of,
-    named,
-)  # fmt: skip
+from smtrain.cli.data_options import FLAGS, CleaningOptions, config_of, named
 from smtrain.cli.dispatch import typed
 from smtrain.core.errors import ConfigError, DataError
 from smtrain.core.files import only_writer, write_atomically
@@ -30,6 +19,7 @@ def report(
     inputs: Annotated[
         list[str], typer.Argument(metavar="INPUT...", help="Files, folders, globs, s3://, hf:// or demo://.")
     ],
+    cleaning: CleaningOptions,
     out: Annotated[str, typer.Option(help="The page to write.")] = "report.html",
     model: Annotated[str | None, typer.Option("--model", help="Tokenizer folder, to count tokens.")] = None,
     against: Annotated[
@@ -37,13 +27,6 @@ def report(
     ] = None,
     form: Annotated[str, typer.Option("--format", help="Same as for `smtrain data prepare`.")] = "auto",
     text_column: Annotated[str, typer.Option(help="Same as for `smtrain data prepare`.")] = "text",
-    filters: Filters = None,
-    near_duplicates: Near = None,
-    pii: Pii = None,
-    phone_region: PhoneRegion = None,
-    fix_mojibake: FixMojibake = False,
-    language: Language = None,
-    language_model: LanguageModel = None,
     limit_mb: Annotated[
         float | None, typer.Option("--limit-mb", min=0.001, help="Read at most this many megabytes.")
     ] = None,
@@ -55,11 +38,7 @@ def report(
     $ smtrain data report texts/ --against questions.jsonl --filter gopher_quality  # overlap, and what would go
     """
     typed(FLAGS)
-    cleaning = {
-        "filters": filters, "near_duplicates": near_duplicates, "pii": pii, "phone_region": phone_region,
-        "fix_mojibake": fix_mojibake, "language": language, "language_model": language_model,
-    }  # fmt: skip
-    config = config_of(model or "", {"format": form, "text_column": text_column, **cleaning})
+    config = config_of(model or "", {**vars(cleaning), "format": form, "text_column": text_column})
     for name in [*inputs, *(against or [])]:
         named("INPUT or --against", name)
     named("--out", out)

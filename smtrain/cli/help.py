@@ -59,8 +59,9 @@ class Helped(WithExamples, TyperCommand):
             if record is not None and param.param_type_name == "argument":
                 rows["Arguments"].append(_plain_argument(*record))
             elif record is not None:
-                title = next((heading[option] for option in param.opts if option in heading), rest)
-                rows[title].append((_plain_type(record[0]), record[1]))
+                panel = getattr(param, "rich_help_panel", None) or rest
+                title = next((heading[option] for option in param.opts if option in heading), panel)
+                rows.setdefault(title, []).append((_plain_type(record[0]), record[1]))
         for title, records in rows.items():
             if records:
                 with formatter.section(title):
