@@ -83,7 +83,7 @@ class OptimizerOptions:
 
     @classmethod
     def of(cls, train: Train) -> OptimizerOptions:
-        """The options in section `train`, where they are keys of the same names."""
+        """The options in section `train`, each the key of its name."""
         return cls(**{option.name: getattr(train, option.name) for option in fields(cls)})
 
 
