@@ -28,6 +28,8 @@ class TargetRecord:
     """The adverb of place: `there is no such run on AWS`."""
     service: str
     """The service whose reasons explain why a job failed."""
+    folder: str = "sagemaker"
+    """The folder of `client/backends` with its backend."""
     section: str | None = None
     """The section of the config that describes it."""
     arn: str | None = None
@@ -71,6 +73,7 @@ TARGETS: dict[str, TargetRecord] = {
             "a Slurm cluster",
             "on the cluster",
             "Slurm",
+            folder="slurm",
             section="cluster",
             arn="slurm:",
             file_systems=("fsx://", "efs://"),
@@ -86,6 +89,7 @@ TARGETS: dict[str, TargetRecord] = {
             "Alibaba Cloud PAI-DLC",
             "on PAI-DLC",
             "PAI-DLC",
+            folder="pai",
             section="pai",
             arn="pai-dlc:",
             store="oss://",

@@ -15,11 +15,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal, cast
 
 from smtrain.client.config.load import Source
+from smtrain.client.findings import Finding, Report
 from smtrain.client.iam.statements import OtherCommands
 from smtrain.client.launch.stages import Chain
 from smtrain.client.preflight.checks import before, report_on
 from smtrain.client.preflight.context import Check, Context
-from smtrain.client.preflight.findings import Finding, Report
 from smtrain.core.config import JobConfig, Stage
 from smtrain.core.errors import SmtrainError
 from smtrain.core.extras import missing

@@ -12,9 +12,9 @@ import pytest
 
 import smtrain
 from smtrain.client.backends.choose import target_of
+from smtrain.client.findings import Finding
 from smtrain.client.launch.stages import Chain
 from smtrain.client.preflight.context import Context
-from smtrain.client.preflight.findings import Finding
 from smtrain.tools.check import MORE
 from tests.worker.data.chats import CHATML, talk
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, cast, get_args
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from smtrain.client.backends.base import JobPlace, JobQueue
 from smtrain.client.backends.job_registry import CLUSTERS, PAI
@@ -15,13 +16,18 @@ from smtrain.core.extras import install, present
 from smtrain.core.facts import table
 from smtrain.core.near import hint
 from smtrain.core.protocol.requests import is_of_run
-from smtrain.core.targets import TargetName
+from smtrain.core.targets import TargetName, TargetRecord
 
 if TYPE_CHECKING:
     from smtrain.client.backends.pai.place import PaiPlace
     from smtrain.client.backends.slurm.place import SlurmPlace
     from smtrain.core.config.cluster import Cluster
     from smtrain.core.config.pai import Pai
+
+
+def module_of(record: TargetRecord, name: str) -> Any:
+    """Import a module from the folder of a target's backend; lazily, as few users have every backend."""
+    return import_module(f"{__package__}.{record.folder}.{name}")
 
 
 def target_of(config: JobConfig, name: TargetName | None = None) -> JobPlace:

@@ -8,20 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.client.backends.base import JobPlace
-from smtrain.client.backends.choose import target_of
+from smtrain.client.backends.choose import module_of, target_of
 from smtrain.client.config.load import Source
+from smtrain.client.findings import Finding, Report
 from smtrain.client.iam.statements import OtherCommands
 from smtrain.client.launch.stages import Chain
 from smtrain.client.planner.resolve import load_config
 from smtrain.client.planner.this_machine import is_here
 from smtrain.client.preflight import (  # fmt: skip
-    cluster,
     cost,
     dataset,
     disk,
     image,
     limits,
-    pai_dlc,
     quotas,
     resume,
     role,
@@ -31,7 +30,6 @@ from smtrain.client.preflight import (  # fmt: skip
     this_machine,
 )
 from smtrain.client.preflight.context import Check, Context, Unplanned, Unreached, Unread
-from smtrain.client.preflight.findings import Finding, Report
 from smtrain.core.config import JobConfig, Stage
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.model.hf_folder import folder_of
@@ -60,7 +58,7 @@ CHECKS: dict[str, Check] = {
 _OF_ACCOUNTS = ("role", "permissions", "caller", "buckets", "quotas")
 """Checks that do not concern a run on this machine."""
 ON_CLUSTERS = ("text", "tasks", "memory")
-"""Checks that also apply to a Slurm cluster; `cluster` has those of its head node."""
+"""Checks that also apply to a backend with a queue, whose folder has its other checks."""
 NO_MORE: Mapping[str, Check] = {}
 
 
@@ -121,10 +119,11 @@ def _of_queue(config: JobConfig, place: JobPlace, stages: Sequence[Stage], more:
 
 
 def _look_at_queue(chain: Chain, stages: Sequence[Stage], *, probe: bool = False) -> Iterator[Finding]:
-    """The checks of a backend with a queue of its own; `probe`: also ask the nodes of a cluster."""
-    if chain.target.name == "pai-dlc":
-        return pai_dlc.look(chain, stages)
-    return cluster.look(chain, stages, probe=probe)
+    """The checks of a backend with a queue; `probe`: also ask its machines."""
+    copied = {upload.uri for upload in chain.resolved.uploads}
+    checks = module_of(chain.target.record, "checks")
+    findings: Iterator[Finding] = checks.run_checks(chain.target, chain.config, stages, copied, probe=probe)
+    return findings
 
 
 def _lacking(faults: Sequence[str], config: JobConfig) -> str | None:

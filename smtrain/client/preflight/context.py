@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from smtrain.client.backends.choose import sagemaker
+from smtrain.client.findings import Finding
 from smtrain.client.iam.statements import OtherCommands
 from smtrain.client.launch.stages import Chain
-from smtrain.client.preflight.findings import Finding
 from smtrain.core.aws_errors import spell
 from smtrain.core.config import JobConfig, Stage
 from smtrain.core.errors import ConfigError

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from math import isfinite
 from typing import TYPE_CHECKING
 
+from smtrain.client.findings import Finding
 from smtrain.client.planner.warnings import THIN, slow_stop
 from smtrain.client.preflight.context import Context, Unplanned, Unread
-from smtrain.client.preflight.findings import Finding
 from smtrain.core.config.units import spell
 from smtrain.core.errors import ConfigError
 

@@ -10,8 +10,8 @@ from typing import Any
 from smtrain.client.config.checks.data import tasks_in
 from smtrain.client.config.checks.local_data import mismatches, unread_remedy
 from smtrain.client.config.checks.weights import shape_faults
+from smtrain.client.findings import Finding
 from smtrain.client.preflight.context import Context, Unread, described_in, json_of
-from smtrain.client.preflight.findings import Finding
 from smtrain.client.preflight.long_text import documents
 from smtrain.core.config import textfiles
 from smtrain.core.config.units import counted

@@ -7,9 +7,9 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+from smtrain.client.findings import Finding
 from smtrain.client.planner.this_machine import is_here
 from smtrain.client.preflight.context import Context, described_in
-from smtrain.client.preflight.findings import Finding
 from smtrain.client.preflight.storage import sizes_by_name
 from smtrain.core.config import textfiles
 from smtrain.core.errors import ConfigError

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
+from smtrain.client.findings import Finding
 from smtrain.client.launch import wheels
 from smtrain.client.preflight.context import Absent, Context, Unread
-from smtrain.client.preflight.findings import Finding
 from smtrain.core.config import JobConfig, Stage
 from smtrain.core.errors import LocalError
 from smtrain.core.facts import image_fit, table

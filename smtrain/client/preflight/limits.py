@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
+from smtrain.client.findings import Finding
 from smtrain.client.preflight.context import Context
-from smtrain.client.preflight.findings import Finding
 from smtrain.core.botocore_models import described
 
 # CreateTrainingJob in the SageMaker API reference; botocore's model has the shape's 2500 and no such pattern.

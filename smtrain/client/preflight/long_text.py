@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from smtrain.client.findings import Finding
 from smtrain.client.preflight.context import Context, Unread, described_in
-from smtrain.client.preflight.findings import Finding
 from smtrain.core.config import textfiles
 from smtrain.core.files import parse_json
 from smtrain.core.model.hf_config import positions_named

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from smtrain.client.findings import Finding
 from smtrain.client.preflight.context import Absent, Context, Unread
-from smtrain.client.preflight.findings import Finding
 from smtrain.core.facts import instance, sagemaker
 from smtrain.core.facts.engines import is_gpu
 from smtrain.core.protocol.requests import groups_of

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from smtrain.client.backends.choose import sagemaker
+from smtrain.client.findings import Finding
 from smtrain.client.jobs.checkpoints import Step, saved_steps
 from smtrain.client.launch.ownership import look
 from smtrain.client.preflight.context import Context, Unread, described_in
-from smtrain.client.preflight.findings import Finding
 from smtrain.core.errors import CheckpointError, JobError
 from smtrain.core.model.hf_config import normalise
 from smtrain.core.protocol.owner import OwnerError, owner_uri

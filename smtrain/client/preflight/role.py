@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from smtrain.client.findings import Finding
 from smtrain.client.iam.policies import role_statements
 from smtrain.client.iam.statements import SCHEDULER, SERVICE, Arns, Statement, command_statements
 from smtrain.client.preflight.context import Absent, Context, Unread
-from smtrain.client.preflight.findings import Finding
 from smtrain.core.files import parse_json
 
 

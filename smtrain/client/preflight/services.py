@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from smtrain.client.config.checks.weights import gated_faults
+from smtrain.client.findings import Finding
 from smtrain.client.preflight.context import Absent, Context, Unread
-from smtrain.client.preflight.findings import Finding
 from smtrain.core.config.track import MLFLOW_ARN
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from smtrain.client.findings import Finding
 from smtrain.client.planner.preparing import reading_seconds
 from smtrain.client.planner.stages import USABLE, host_gib, need, volume_needed
 from smtrain.client.planner.workload import text_bytes
 from smtrain.client.preflight.context import Context
 from smtrain.client.preflight.disk import larger_volume
-from smtrain.client.preflight.findings import Finding
 from smtrain.core.config.units import spell
 from smtrain.core.facts import table
 from smtrain.core.facts.engines import takes_volume

@@ -7,9 +7,9 @@ from contextlib import suppress
 from functools import partial
 from itertools import islice
 
+from smtrain.client.findings import Finding
 from smtrain.client.launch.siblings import sibling_of
 from smtrain.client.preflight.context import Absent, Context
-from smtrain.client.preflight.findings import Finding
 from smtrain.core.config.schema import inputs_of, other_inputs
 from smtrain.core.protocol.uris import objects_at, split_uri
 

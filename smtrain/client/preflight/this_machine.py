@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from smtrain.client.findings import Finding
 from smtrain.client.planner.machines import GIB
 from smtrain.client.planner.this_machine import memory_of, what_fits
 from smtrain.client.preflight.context import Context
-from smtrain.client.preflight.findings import Finding
 from smtrain.core.facts import instance
 from smtrain.core.machine import cores_here, gpu_here, memory_here
 

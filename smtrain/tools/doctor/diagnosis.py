@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from smtrain.client.findings import Finding, Report
 from smtrain.client.planner.machines import GIB
-from smtrain.client.preflight.findings import Finding, Report
 from smtrain.core.doing import doing
 from smtrain.core.errors import ConfigError
 from smtrain.core.files import probe, write_atomically

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from smtrain.client.preflight.findings import Finding, Level
+from smtrain.client.findings import Finding, Level
 from smtrain.core.config.secrets import hide
 from smtrain.core.text import clean
 

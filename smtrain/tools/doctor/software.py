@@ -11,9 +11,9 @@ import tempfile
 from importlib import metadata
 from pathlib import Path
 
+from smtrain.client.findings import Level
 from smtrain.client.planner.machines import GIB
 from smtrain.client.planner.this_machine import PROCESS
-from smtrain.client.preflight.findings import Level
 from smtrain.core.errors import first_line
 from smtrain.core.extras import MODULES, install, missing
 from smtrain.core.files import home_path, probe

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from math import isfinite
 from typing import Any
 
+from smtrain.client.findings import Finding
 from smtrain.client.planner.machines import GIB, Mesh, Work
-from smtrain.client.preflight.findings import Finding
 from smtrain.tools.doctor.devices import TorchView
 from smtrain.tools.doctor.sizes import Prediction, peak_bytes, predicted
 from smtrain.tools.doctor.task import SAVED, STEPS

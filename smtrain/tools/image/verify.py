@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from smtrain.client.findings import Finding, Report
 from smtrain.client.launch.image_inspect import FOLDER, Contents, look, run
-from smtrain.client.preflight.findings import Finding, Report
 from smtrain.client.preflight.image import libraries
 from smtrain.core.config import Stage
 from smtrain.core.facts.engines import is_gpu, is_neuron

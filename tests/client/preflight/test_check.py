@@ -565,7 +565,7 @@ from smtrain.client.planner.resolve import load_config
 from smtrain.client.launch.stages import Chain
 from smtrain.client.backends.sagemaker.target import Target
 from smtrain.client.preflight import checks
-from smtrain.client.preflight.findings import Finding
+from smtrain.client.findings import Finding
 
 chain = Chain(load_config(json.loads(sys.argv[1])), Target("aws", "us-east-1"))
 assert "boto3" not in sys.modules

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from smtrain.client.preflight.findings import Finding
+from smtrain.client.findings import Finding
 from smtrain.core import machine as core_machine
 from smtrain.core.machine import memory_here, memory_limit_here
 from smtrain.tools.doctor import devices, gathered, software, torch_view

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from smtrain.client.preflight.findings import Finding
+from smtrain.client.findings import Finding
 from smtrain.core.errors import LocalError
 from smtrain.plane.docker import BORROWS, local_image
 from smtrain.plane.server.containers import scratch_image

@@ -15,10 +15,11 @@ import pytest
 
 import smtrain
 from smtrain.client.backends.choose import target_of
+from smtrain.client.backends.slurm.checks import run_checks
+from smtrain.client.backends.slurm.nodes import NodeAnswer, answers, node_findings
+from smtrain.client.findings import Report
 from smtrain.client.launch.stages import Chain
 from smtrain.client.planner.resolve import load_config
-from smtrain.client.preflight.cluster import NodeAnswer, answers, look, node_findings
-from smtrain.client.preflight.findings import Report
 from smtrain.core.config import JobConfig
 from tests.client.backends.slurm.conftest import Bench, wait_for
 
@@ -114,9 +115,10 @@ def test_an_input_that_is_not_there_is_told(bench: Bench, raw: dict[str, Any], t
     (gone / "text").mkdir(parents=True)
     (gone / "text/a.jsonl").write_text('{"text": "hello"}\n')
     settings = config({**raw, "data": {"path": str(gone / "text")}}, str(bench.shared))
-    chain = Chain(settings, target_of(settings), look=False)
+    target = target_of(settings)
+    chain = Chain(settings, target, look=False)
     shutil.rmtree(gone)
-    findings = [finding for finding in look(chain, ["prepare"]) if finding.check == "inputs"]
+    findings = [finding for finding in run_checks(target, chain.config, ["prepare"]) if finding.check == "inputs"]
     assert [finding.text for finding in findings if finding.level == "fault"] == [f"{gone}/text is not on this machine"]
 
 

@@ -16,13 +16,13 @@ import pytest
 import smtrain
 from smtrain.client.backends.choose import target_of
 from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.slurm.checks import inputs_in_place
 from smtrain.client.backends.slurm.paths import path_of
 from smtrain.client.backends.slurm.place import SlurmPlace
 from smtrain.client.backends.slurm.script import sbatch_script
 from smtrain.client.jobs.job import Job
 from smtrain.client.launch.stages import Chain
 from smtrain.client.planner.resolve import load_config
-from smtrain.client.preflight.cluster import inputs_in_place
 from smtrain.core.config import JobConfig
 from smtrain.core.config.cluster import Cluster
 from smtrain.core.errors import ConfigError
@@ -138,8 +138,9 @@ def test_a_path_of_the_cluster_is_named_from_a_laptop(raw: dict[str, Any], tmp_p
     settings = config(raw, tmp_path, data=text, cluster={"host": "head"})
     assert settings.data.path == "file:///fsx/of-the-cluster/text"
     chain = Chain(settings, target_of(settings), look=False)
-    assert inputs_in_place(chain) == ["/fsx/of-the-cluster/text"]  # the model is the laptop's, and copied first
-    assert [upload.uri for upload in chain.resolved.uploads] == [chain.config.model.path]
+    copied = [upload.uri for upload in chain.resolved.uploads]
+    assert inputs_in_place(chain.config, copied) == ["/fsx/of-the-cluster/text"]
+    assert copied == [chain.config.model.path]  # the model is the laptop's
     with pytest.raises(ConfigError, match="does not exist"):  # on the head node itself it cannot be on another machine
         config(raw, tmp_path, data=text)
 
@@ -147,7 +148,7 @@ def test_a_path_of_the_cluster_is_named_from_a_laptop(raw: dict[str, Any], tmp_p
 def test_what_lies_on_the_shared_file_system_is_used_in_place(raw: dict[str, Any], tmp_path: Path) -> None:
     chain_config = config(raw, tmp_path)
     chain = Chain(chain_config, target_of(chain_config), look=False)
-    assert inputs_in_place(chain) == [raw["model"]["path"], raw["data"]["path"]]
+    assert inputs_in_place(chain.config) == [raw["model"]["path"], raw["data"]["path"]]
     assert not chain.resolved.uploads
 
 

@@ -1,4 +1,4 @@
-"""Check a Slurm cluster before anything is submitted: the head node, and with a job of some seconds the nodes.
+"""Ask the nodes of a cluster with a job of some seconds: devices, packages, clocks, and the shared folder.
 
 The job starts at once or not at all, so that a full cluster does not delay the check. Nothing is changed.
 """
@@ -10,172 +10,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from smtrain.client.backends.choose import cluster
-from smtrain.client.backends.slurm.paths import SCHEME, path_of
 from smtrain.client.backends.slurm.place import SlurmPlace
 from smtrain.client.backends.slurm.remote_shell import HeadError
-from smtrain.client.backends.slurm.script import (
-    bare,
-    directive,
-    environment_lines,
-    node_options,
-    on_cpus,
-)
-from smtrain.client.config.checks.machines import least_time
+from smtrain.client.backends.slurm.script import bare, environment_lines
 from smtrain.client.config.slurm_options import options_of
-from smtrain.client.launch.stages import Chain
-from smtrain.client.preflight.findings import Finding
-from smtrain.core.config import JobConfig, Stage
-from smtrain.core.config.schema import inputs_of
-from smtrain.core.config.units import spell
+from smtrain.client.findings import Finding
+from smtrain.core.config import JobConfig
 from smtrain.core.extras import MODULES
 from smtrain.core.facts import instance, table
 from smtrain.core.facts.engines import is_gpu, is_neuron
 from smtrain.core.protocol.entrypoints import EXTRAS, data_needs
-
-_LEAST_FREE = 1e9  # bytes: with less not even a log and a small checkpoint are safe
-_PARTITION = "%R|%a|%l|%D|%T"  # name, up or down, time limit, nodes, their state
-
-
-def look(chain: Chain, stages: Sequence[Stage], *, probe: bool = False) -> Iterator[Finding]:
-    """All checks, without those that an earlier fault makes useless. `probe`: also ask the nodes."""
-    place = cluster(chain.target)
-    try:
-        version = place.head.run("sinfo", "--version").decode().strip()
-    except HeadError as error:
-        yield Finding("head", "fault", str(error))
-        return
-    yield Finding("head", "ok", f"{place.head.name} has {version}")
-    findings = list(_partitions(chain, place, stages))
-    if not any(finding.level == "fault" for finding in findings):
-        findings += _account(place, stages)
-    findings = [*_shared(place), *_inputs(chain, place), *findings]
-    yield from findings
-    if probe and not any(finding.level == "fault" for finding in findings):  # after a fault no node would start
-        yield from ask_nodes(chain.config, place, inputs_in_place(chain))
-
-
-def _shared(place: SlurmPlace) -> Iterator[Finding]:
-    try:
-        output = place.head.sh(
-            'd="$1"; while [ ! -e "$d" ]; do d=$(dirname "$d"); done; '
-            '[ -d "$d" ] || { echo "$d"; exit; }; [ -w "$d" ] && echo yes || echo no; df -Pk "$d" | tail -n 1',
-            place.shared,
-        )
-    except HeadError as error:
-        yield Finding("shared", "fault", str(error))
-        return
-    writable, _, row = output.decode().strip().partition("\n")
-    if not row:
-        yield Finding("shared", "fault", f"{writable} is not a folder on {place.head.name}", "correct cluster.shared")
-        return
-    free = int(row.split()[3]) * 1024
-    if writable != "yes":
-        yield Finding(
-            "shared", "fault", f"you may not write to {place.shared} on {place.head.name}",
-            "name another folder in cluster.shared, or ask for the right to write there",
-        )  # fmt: skip
-    elif free < _LEAST_FREE:
-        yield Finding(
-            "shared", "fault", f"{place.shared} has {free / 1e6:.0f} MB free",
-            "delete what is not needed, or name another folder",
-        )  # fmt: skip
-    else:
-        yield Finding("shared", "ok", f"{place.shared} may be written, {free / 1e9:.0f} GB are free")
-
-
-def _inputs(chain: Chain, place: SlurmPlace) -> Iterator[Finding]:
-    """Check that inputs on the cluster exist."""
-    paths = inputs_in_place(chain)
-    if not paths:
-        return
-    output = place.head.sh('for p; do [ -e "$p" ] || printf "%s\\n" "$p"; done', *paths).decode(errors="replace")
-    here = "" if place.section.host is None else ", nor on this machine"
-    for path in output.splitlines():
-        yield Finding("inputs", "fault", f"{path} is not on {place.head.name}{here}", "correct the path in the config")
-    if not output:
-        yield Finding("inputs", "ok", f"{', '.join(paths)}: used in place")
-
-
-def inputs_in_place(chain: Chain) -> list[str]:
-    """The paths that a run reads in place; inputs that it copies first do not exist there yet."""
-    config, copied = chain.config, {upload.uri for upload in chain.resolved.uploads}
-    return list(
-        dict.fromkeys(path_of(uri) for _, uri in inputs_of(config) if uri.startswith(SCHEME) and uri not in copied)
-    )
-
-
-def _partitions(chain: Chain, place: SlurmPlace, stages: Sequence[Stage]) -> Iterator[Finding]:
-    rows = [line.split("|") for line in place.head.run("sinfo", "-h", "-o", _PARTITION).decode().splitlines()]
-    names = {row[0] for row in rows}
-    default = place.head.sh("sinfo -h -o %P | grep '[*]$' | head -n 1").decode().strip().rstrip("*")
-    section = place.section
-    wanted: dict[str, int] = {}
-    keys: dict[str, str] = {}
-    for stage in stages:
-        own = section.cpu_partition if on_cpus(stage) else None
-        name = (own or section.partition) or default
-        wanted[name] = max(wanted.get(name, 0), 1 if on_cpus(stage) else chain.config.compute.instance_count)
-        keys[name] = "cluster.cpu_partition" if own else "cluster.partition"
-    for name, nodes in wanted.items():
-        if name not in names:
-            what = f"there is no partition {name!r}" if name else "there is no default partition"
-            yield Finding("partition", "fault", what, f"set {keys[name]} to one of {', '.join(sorted(names))}")
-            continue
-        mine = [row for row in rows if row[0] == name]
-        yield from _one(chain, name, nodes, mine)
-
-
-def _one(chain: Chain, name: str, nodes: int, rows: Sequence[Sequence[str]]) -> Iterator[Finding]:
-    """One partition, from sinfo's rows: one for each state that its nodes are in."""
-    wanted = -(-int(chain.config.cluster.time or chain.config.compute.max_run) // 60)
-    limit = minutes_of(rows[0][2])
-    there = sum(int(row[3]) for row in rows)
-    usable = sum(int(row[3]) for row in rows if not row[4].rstrip("*").startswith(("down", "drain", "fail", "maint")))
-    if rows[0][1] != "up":
-        yield Finding("partition", "fault", f"{name} is {rows[0][1]}", "take another, or ask the administrators")
-    elif nodes > there:
-        yield Finding("partition", "fault", f"{name} has {there} nodes, and the run takes {nodes}",
-                      "set compute.instance_count to at most that")  # fmt: skip
-    elif limit is not None and wanted > limit:
-        text = f"{name} allows {spell(limit * 60)}, and the run asks for {spell(wanted * 60)}"
-        remedy = f"set cluster.time to at most {limit}m: a train job requeues itself until it is done"
-        if limit * 60 < least_time(chain.config):
-            remedy = "take a partition with a longer limit, which leaves time to train after cluster.save_before"
-        yield Finding("partition", "fault", text, remedy)
-    elif nodes > usable:
-        yield Finding("partition", "warning", f"{name} has {usable} of {there} nodes that are not down or drained, and "
-                      f"the run takes {nodes}: it waits until there are more")  # fmt: skip
-    else:
-        yield Finding("partition", "ok", f"{name} is up, {usable} nodes")
-
-
-def _account(place: SlurmPlace, stages: Sequence[Stage]) -> Iterator[Finding]:
-    """Test the options of the stages with sbatch, as their scripts have them; nothing is submitted."""
-    section = place.section
-    kinds = dict.fromkeys(tuple(node_options(stage, section)) for stage in stages)
-    for options in kinds:
-        lines = ["#!/bin/sh", *map(directive, ["--time=1", "--output=/dev/null", *options]), "true", ""]
-        try:
-            place.head.run("sh", "-c", f"{bare(section)}bare sbatch --test-only", feed="\n".join(lines).encode())
-        except HeadError as error:
-            yield Finding("sbatch", "fault", str(error), "correct the section cluster")
-            return
-    yield Finding("sbatch", "ok", "sbatch takes these options")
-
-
-def minutes_of(limit: str) -> int | None:
-    """Slurm's D-HH:MM:SS, HH:MM:SS or MM:SS in whole minutes; None for infinite and anything that is not a time."""
-    days, _, rest = limit.rpartition("-")
-    try:
-        parts = [int(part) for part in rest.split(":")]
-        if len(parts) == 1:
-            return None
-        hours, minutes = (parts[0], parts[1]) if len(parts) == 3 else (0, parts[0])
-        return int(days or 0) * 1440 + hours * 60 + minutes
-    except ValueError:
-        return None
-
 
 START_S = 20
 """Time for the nodes to start; nodes that the cloud has to create need minutes."""

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
-from smtrain.client.backends.choose import pai_dlc
 from smtrain.client.backends.pai.cloud import CloudError
 from smtrain.client.backends.pai.place import PaiPlace
 from smtrain.client.config.checks.weights import shape_faults
-from smtrain.client.launch.stages import Chain
-from smtrain.client.preflight.findings import Finding
-from smtrain.core.config import Stage
+from smtrain.client.findings import Finding
+from smtrain.core.config import JobConfig, Stage
 from smtrain.core.config.pai import OSS
 from smtrain.core.config.schema import inputs_of
 from smtrain.core.files import parse_object
@@ -20,9 +18,13 @@ from smtrain.core.protocol.uris import split_uri
 from smtrain.stages import stage_named
 
 
-def look(chain: Chain, stages: Sequence[Stage]) -> Iterator[Finding]:
-    """All checks; after a fault of the API or the credentials no others. Nothing stays of what they write."""
-    place = pai_dlc(chain.target)
+def run_checks(
+    place: PaiPlace, config: JobConfig, stages: Sequence[Stage], copied: Collection[str] = (), *, probe: bool = False
+) -> Iterator[Finding]:
+    """Make all checks; after a fault of the API or the credentials only that one. What they write is deleted.
+
+    `copied`: URIs that the launch writes first. `probe` has no effect, as no pod can be asked without a job.
+    """
     try:
         next(place.cloud.jobs(None, 1), None)
     except CloudError as error:
@@ -32,7 +34,7 @@ def look(chain: Chain, stages: Sequence[Stage]) -> Iterator[Finding]:
     yield Finding("pai-dlc", "ok", f"PAI-DLC answers in {place.region_name()}{of}")
     yield from _storage(place)
     yield from _types(place, stages)
-    yield from _inputs(chain, place)
+    yield from _inputs(config, copied, place)
 
 
 def _storage(place: PaiPlace) -> Iterator[Finding]:
@@ -72,10 +74,9 @@ def _types(place: PaiPlace, stages: Sequence[Stage]) -> Iterator[Finding]:
             yield Finding("resources", "ok", f"{place.region_name()} offers {name}")
 
 
-def _inputs(chain: Chain, place: PaiPlace) -> Iterator[Finding]:
+def _inputs(config: JobConfig, copied: Collection[str], place: PaiPlace) -> Iterator[Finding]:
     """Inputs on OSS that are not uploaded first."""
-    copied = {upload.uri for upload in chain.resolved.uploads}
-    for key, uri in inputs_of(chain.config):
+    for key, uri in inputs_of(config):
         if not uri.startswith(OSS) or uri in copied:
             continue
         try:
@@ -88,10 +89,10 @@ def _inputs(chain: Chain, place: PaiPlace) -> Iterator[Finding]:
             continue
         yield Finding("inputs", "ok", f"{uri}: read in place")
         if key == "model.path":
-            yield from _model(chain, place, uri.rstrip("/"), {str(item["Key"]) for item in there})
+            yield from _model(config, place, uri.rstrip("/"), {str(item["Key"]) for item in there})
 
 
-def _model(chain: Chain, place: PaiPlace, uri: str, there: set[str]) -> Iterator[Finding]:
+def _model(config: JobConfig, place: PaiPlace, uri: str, there: set[str]) -> Iterator[Finding]:
     """The shape of a model on OSS."""
     file = f"{uri}/config.json"
     if split_uri(file)[1] not in there:
@@ -99,7 +100,7 @@ def _model(chain: Chain, place: PaiPlace, uri: str, there: set[str]) -> Iterator
         return
     try:
         described = parse_object(place.read(file))
-        faults = [text for _, text in shape_faults(chain.config, described)]
+        faults = [text for _, text in shape_faults(config, described)]
     except (CloudError, ValueError) as error:
         yield Finding("model", "fault", f"{file} cannot be read ({error})", "copy the model there again")
         return
