@@ -19,7 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.follow.follower import Follower
 from smtrain.core.protocol.log_lines import Line
 from smtrain.plane.client import shut_down
@@ -54,7 +54,7 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
     third = options.wrong / 3
     control.faults(operations=["logs:*", "sagemaker:*"], throttle=third, errors=third, drops=third, seed=2)
     job = control.synthetic_job(hosts=options.hosts, lines=options.lines, seconds=options.seconds)
-    follower = Follower(Target("local"), job.name)
+    follower = Follower(SageMakerBackend("local"), job.name)
     follower.describe()
     memory, processor, began = peak(), time.process_time(), time.perf_counter()
     counts: Counter[str] = Counter()

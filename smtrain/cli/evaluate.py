@@ -87,7 +87,7 @@ def evaluate(
     $ smtrain evaluate my-run --tasks hellaswag,arc_easy --limit 200  # a first look
     $ smtrain evaluate my-run --tasks mmlu --base demo://smollm2-135m --out scores  # before and after
     """
-    from smtrain.client.backends.choose import place_of
+    from smtrain.client.backends.choose import backend_of_job
     from smtrain.worker.evaluation import evaluate
     from smtrain.worker.evaluation.harness import EvaluationRequest, refuse_tasks, refuse_unheard, refuse_unreachable
 
@@ -126,7 +126,7 @@ def evaluate(
     here = {name: _found(name, target) for name in models if Path(name).is_dir() or not_here(name)}
     for name in models:
         if name not in here and "/" not in name:
-            place_of(name, options.name_of(target))  # raises if there is no target to ask
+            backend_of_job(name, options.name_of(target))  # raises if there is no target to ask
     if names:
         refuse_unreachable(request)  # before anything is fetched
     folder, *bases = ((here.get(name) or _found(name, target)).fetch(progress) for name in models)

@@ -226,12 +226,12 @@ def _load(config: str, set_: list[str] | None) -> JobConfig:
 
 
 def _image_of(job: JobConfig) -> str:
-    from smtrain.client.backends.sagemaker.target import Target
+    from smtrain.client.backends.sagemaker.backend import SageMakerBackend
     from smtrain.client.launch.request import image_of
 
     if job.compute.image and "/" in job.compute.image:
         return job.compute.image
-    region = job.compute.region or Target("aws").region_name()
+    region = job.compute.region or SageMakerBackend("aws").region_name()
     return image_of(job.model_copy(update={"compute": job.compute.model_copy(update={"region": region})}))
 
 

@@ -36,10 +36,10 @@ def list_(
     $ smtrain list  # the newest 20 jobs here
     $ smtrain list --target aws --name llama --limit 50  # jobs on AWS, by name
     """
-    from smtrain.client.backends.choose import named
+    from smtrain.client.backends.choose import backend_by_name
     from smtrain.client.jobs.listing import list_jobs
 
-    place = named(target.value)
+    place = backend_by_name(target.value)
     listed = list_jobs(place, name_contains=name, limit=limit + COUNTED)
     jobs, more = listed[:limit], len(listed) - limit
     if not jobs:

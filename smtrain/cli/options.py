@@ -197,13 +197,13 @@ class StartOptions(ConfigOptions):
 
     def show_dry(self, config: JobConfig, stages: Sequence[Stage]) -> None:
         """Print what would be uploaded, or the requests; upload what they read if asked to."""
-        from smtrain.client.backends.choose import target_of
+        from smtrain.client.backends.choose import backend_of
         from smtrain.client.launch import one_job
         from smtrain.client.launch.image_pattern import is_pattern
         from smtrain.client.launch.inputs import described_uploads
         from smtrain.client.launch.stages import Chain
 
-        chain = Chain(config, target_of(config, self.target_name), look=False)
+        chain = Chain(config, backend_of(config, self.target_name), look=False)
         if chain.target.record.rented and is_pattern(config.compute.image):
             say(
                 f"compute.image: {config.compute.image} is a pattern; a launch first asks the registry for the newest "

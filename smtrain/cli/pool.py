@@ -23,11 +23,11 @@ def list_pools(target: options.At = options.TargetOption.local) -> None:
 
     $ smtrain pool list --target aws  # what they cost while they wait
     """
-    from smtrain.client.backends.sagemaker.target import Target
+    from smtrain.client.backends.sagemaker.backend import SageMakerBackend
     from smtrain.client.launch.pools import available
     from smtrain.core.config.units import spell
 
-    pools = available(Target(target.value))
+    pools = available(SageMakerBackend(target.value))
     if not pools:
         say(f"no warm pools on target {target.value}")
     for pool in pools:
@@ -51,11 +51,11 @@ def release(
 
     $ smtrain pool release --all --target aws  # stop paying for all of them
     """
-    from smtrain.client.backends.sagemaker.target import Target
+    from smtrain.client.backends.sagemaker.backend import SageMakerBackend
     from smtrain.client.launch import pools
     from smtrain.core.errors import JobError
 
-    where = Target(target.value)
+    where = SageMakerBackend(target.value)
     if (job is None) != everything:
         raise JobError("pool release: name the job that left the pool, or give --all")
     for name in [pool.job for pool in pools.available(where)] if job is None else [job]:

@@ -52,7 +52,7 @@ def run(
     $ smtrain run run.yaml  # all stages; what is done is skipped
     $ smtrain run run.yaml --target aws --dry-run  # the requests that AWS would get; sends nothing
     """
-    from smtrain.client.backends.choose import target_of
+    from smtrain.client.backends.choose import backend_of
     from smtrain.stages import stages_of
     from smtrain.tools.run import run as run_all
 
@@ -68,7 +68,7 @@ def run(
         start.show_dry(config, stages_of(config, target))
         return
     typed({"wait": "--detach"})
-    waits = wait if wait is not None else not target_of(config, target).record.chains or bool(download)
+    waits = wait if wait is not None else not backend_of(config, target).record.chains or bool(download)
     done = run_all(config, target=target, again=start.again, check=not start.no_check, view=start.view, wait=waits)
     if not waits:
         last = done.results[-1].job.name

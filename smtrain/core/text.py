@@ -1,6 +1,6 @@
 """Make text of others safe to show: a job, a log or a service may contain sequences that control a terminal.
 
-`clean` removes them from text that comes in (every answer of AWS, `client/backends/sagemaker/target.py`; every message
+`clean` removes them from text that comes in (every answer of AWS, `client/backends/sagemaker/backend.py`; every message
 of our errors, `errors.py`) and again from text that goes out (`say`, with which every command prints).
 """
 

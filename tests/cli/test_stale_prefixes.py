@@ -11,7 +11,7 @@ import fsspec
 import pytest
 
 from smtrain.cli import evaluate
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.jobs import copies
 from smtrain.client.jobs.job import Job
 from smtrain.client.launch.inputs import upload_all
@@ -67,7 +67,7 @@ class Prefix:
 
     def hold(self, files: Files) -> None:
         """Replace everything below it."""
-        target, (bucket, _, prefix) = Target("local"), self.uri.removeprefix("s3://").partition("/")
+        target, (bucket, _, prefix) = SageMakerBackend("local"), self.uri.removeprefix("s3://").partition("/")
         for item in target.listing(self.uri):
             target.s3.delete_object(Bucket=bucket, Key=item["Key"])
         for name, body in files.items():
@@ -85,7 +85,7 @@ class InMemory(Prefix):
 
 @pytest.fixture
 def prefix(local_home: Path) -> Iterator[Prefix]:
-    target, bucket = Target("local"), f"stale-{time.time_ns()}"
+    target, bucket = SageMakerBackend("local"), f"stale-{time.time_ns()}"
     region = target.region_name()
     place = {} if region == "us-east-1" else {"CreateBucketConfiguration": {"LocationConstraint": region}}
     target.s3.create_bucket(Bucket=bucket, **place)
@@ -209,13 +209,13 @@ def test_text_is_the_one_that_is_there_now(
 def test_a_stage_that_has_read_other_files_is_named(change: str, prefix: Prefix, raw: dict[str, Any]) -> None:
     def plan() -> Any:
         config = load_config({**raw, "data": {"path": prefix.uri}}, target="local")
-        return Chain(config, Target("local")).plan("prepare")
+        return Chain(config, SageMakerBackend("local")).plan("prepare")
 
     prefix.hold(TEXTS[""])
     before = plan()
-    upload_all(Target("local"), list(before.uploads), _listed)
-    job = Job(before.request["TrainingJobName"], Target("local"))
+    upload_all(SageMakerBackend("local"), list(before.uploads), _listed)
+    job = Job(before.request["TrainingJobName"], SageMakerBackend("local"))
     assert plan().stale_note(job) == ""
     prefix.hold(TEXTS[change])
     assert plan().stale_note(job) == f"; {prefix.uri} has changed since, and --again (again=True) reads the new files"
-    assert plan().stale_note(Job("of-an-earlier-release", Target("local"))) == ""
+    assert plan().stale_note(Job("of-an-earlier-release", SageMakerBackend("local"))) == ""

@@ -13,7 +13,7 @@ from typing import Any
 
 import smtrain.client.jobs.job
 from smtrain.cli.dispatch import call
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.follow.follower import Cursor, Follower
 from smtrain.client.launch.inputs import Upload, upload_all
 from smtrain.core.errors import JobError
@@ -37,7 +37,7 @@ SHIM = ("LD_PRELOAD", "NTHWRITE_STATE", "NTHWRITE_UNDER", "NTHWRITE_LOG")
 def _whole(args: list[str], prog_name: str, standalone_mode: bool) -> int:
     home, folder = args
     os.environ["SMTRAIN_HOME"] = home
-    target = Target("local")
+    target = SageMakerBackend("local")
     bucket = target.default_bucket()
     upload = Upload(f"s3://{bucket}/in/", (("a.txt", b"twelve bytes"), ("run.sh", SCRIPT.encode())))
     upload_all(target, [upload], print)
@@ -61,7 +61,7 @@ def _whole(args: list[str], prog_name: str, standalone_mode: bool) -> int:
     return 1
 
 
-def _known(target: Target) -> set[str]:
+def _known(target: SageMakerBackend) -> set[str]:
     listed = target.sagemaker.list_training_jobs(NameContains="cheap-", MaxResults=100)
     return {job["TrainingJobName"] for job in listed["TrainingJobSummaries"]}
 

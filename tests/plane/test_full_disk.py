@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from botocore.exceptions import ClientError
 
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.backends.sagemaker.retry import Backoff
-from smtrain.client.backends.sagemaker.target import Target
 from smtrain.client.launch.inputs import Upload, upload_all
 from smtrain.core.errors import JobError
 from smtrain.plane.client import shut_down
@@ -149,4 +149,4 @@ def test_a_launch_does_not_wait_for_room(disk: Disk, tmp_path: Path, monkeypatch
     disk.fill()
     monkeypatch.setattr(Backoff, "pause", waits)
     with pytest.raises(JobError, match=f"no space left on {disk.home}"):
-        upload_all(Target("local"), [upload], lambda _: None)
+        upload_all(SageMakerBackend("local"), [upload], lambda _: None)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.core.errors import LocalError
 from smtrain.plane.client import Endpoint, ensure_running, shut_down
 from testing.plane import Plane
@@ -49,7 +49,7 @@ def test_a_follow_starts_it_again_and_names_what_became_of_the_job(plane: Endpoi
 
 
 def test_every_client_goes_on_where_it_died(plane: Endpoint, capfd: pytest.CaptureFixture[str]) -> None:
-    target = Target("local")
+    target = SageMakerBackend("local")
     target.s3.put_object(Bucket=plane.bucket, Key="a", Body=b"a")
     killed(plane)
     target.s3.put_object(Bucket=plane.bucket, Key="b", Body=b"b")
@@ -59,7 +59,7 @@ def test_every_client_goes_on_where_it_died(plane: Endpoint, capfd: pytest.Captu
 
 
 def test_one_that_was_stopped_stays_so_and_is_named(plane: Endpoint) -> None:
-    target = Target("local")
+    target = SageMakerBackend("local")
     target.sagemaker.list_training_jobs()
     switches = Plane(plane)
     shut_down()
@@ -67,4 +67,6 @@ def test_one_that_was_stopped_stays_so_and_is_named(plane: Endpoint) -> None:
         target.sagemaker.list_training_jobs()
     with pytest.raises(LocalError, match="does not answer"):
         switches.calm()
-    assert Target("local").sagemaker.list_training_jobs()["TrainingJobSummaries"] == [], "a new command starts it"
+    assert SageMakerBackend("local").sagemaker.list_training_jobs()["TrainingJobSummaries"] == [], (
+        "a new command starts it"
+    )

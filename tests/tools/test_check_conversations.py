@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import smtrain
-from smtrain.client.backends.choose import target_of
+from smtrain.client.backends.choose import backend_of
 from smtrain.client.findings import Finding
 from smtrain.client.launch.stages import Chain
 from smtrain.client.preflight.context import Context
@@ -47,7 +47,7 @@ def found(local_home: Path, tmp_path: Path, model: Path) -> Found:
                 "train": {"objective": objective, "seq_len": 400, "lr": 1e-6, "precision": "fp32"},
             }
         )  # fmt: skip
-        context = Context(Chain(config, target_of(config, "local")), ("prepare",))
+        context = Context(Chain(config, backend_of(config, "local")), ("prepare",))
         about = [one for name in ("conversations", "pairs") for one in MORE[name](context)]
         assert isinstance(about[0], Finding)
         assert not [one for one in about if one.level == "fault"]

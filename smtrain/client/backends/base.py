@@ -1,9 +1,9 @@
 """The protocol of a backend: describe, list and stop jobs, read their lines and files.
 
-`client.backends.sagemaker.target.Target` uses the SageMaker API (AWS, or the local control plane),
-`client.backends.slurm.place.SlurmPlace` uses Slurm's commands and the files that its jobs write,
-`client.backends.pai.place.PaiPlace` uses the API of PAI-DLC and OSS. Requests and answers have SageMaker's form.
-Submitting is not part of `JobPlace`: on SageMaker a launch retries until it gets machines; a `JobQueue` has a queue.
+`client.backends.sagemaker.backend.SageMakerBackend` uses the SageMaker API (AWS, or the local control plane),
+`client.backends.slurm.backend.SlurmBackend` uses Slurm's commands and the files that its jobs write,
+`client.backends.pai.backend.PaiBackend` uses the API of PAI-DLC and OSS. Requests and answers have SageMaker's form.
+Submitting is not part of `Backend`: on SageMaker a launch retries until it gets machines; a `JobQueue` has a queue.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Pace:
     """Between two looks at a job that waits for its machines."""
 
 
-class JobPlace(Protocol):
+class Backend(Protocol):
     """A backend that runs jobs."""
 
     @property
@@ -138,7 +138,7 @@ class JobPlace(Protocol):
         ...
 
 
-class JobQueue(JobPlace, Protocol):
+class JobQueue(Backend, Protocol):
     """A backend that keeps a job until it has machines, without SageMaker's API."""
 
     @property

@@ -7,9 +7,9 @@ import re
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast, get_args
 
-from smtrain.client.backends.base import JobPlace, JobQueue
+from smtrain.client.backends.base import Backend, JobQueue
 from smtrain.client.backends.job_registry import CLUSTERS, PAI
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.core.config import JobConfig
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.extras import install, present
@@ -19,8 +19,8 @@ from smtrain.core.protocol.requests import is_of_run
 from smtrain.core.targets import TargetName, TargetRecord
 
 if TYPE_CHECKING:
-    from smtrain.client.backends.pai.place import PaiPlace
-    from smtrain.client.backends.slurm.place import SlurmPlace
+    from smtrain.client.backends.pai.backend import PaiBackend
+    from smtrain.client.backends.slurm.backend import SlurmBackend
     from smtrain.core.config.cluster import Cluster
     from smtrain.core.config.pai import Pai
 
@@ -30,24 +30,24 @@ def module_of(record: TargetRecord, name: str) -> Any:
     return import_module(f"{__package__}.{record.folder}.{name}")
 
 
-def target_of(config: JobConfig, name: TargetName | None = None) -> JobPlace:
+def backend_of(config: JobConfig, name: TargetName | None = None) -> Backend:
     """The backend of a call: its own target, else the config's."""
     name = name or config.target
     if name == "slurm":
         return _slurm(config.cluster)
-    return _pai(config.pai) if name == "pai-dlc" else Target(name, config.compute.region)
+    return _pai(config.pai) if name == "pai-dlc" else SageMakerBackend(name, config.compute.region)
 
 
-def named(name: TargetName) -> JobPlace:
+def backend_by_name(name: TargetName) -> Backend:
     """The backend of a target's name, without a config; for `slurm` and `pai-dlc` the one used last."""
     if name == "slurm":
         return _slurm(CLUSTERS.section_of())
-    return _pai(PAI.section_of()) if name == "pai-dlc" else Target(name)
+    return _pai(PAI.section_of()) if name == "pai-dlc" else SageMakerBackend(name)
 
 
-def place_of(job: str, name: TargetName | None = None) -> tuple[str, JobPlace]:
+def backend_of_job(job: str, name: TargetName | None = None) -> tuple[str, Backend]:
     """(job name, backend) of a name or an ARN: the argument, $SMTRAIN_TARGET, the backend that it was submitted to from
-    here, else as `sagemaker_place_of`."""
+    here, else as `sagemaker_backend_of_job`."""
     word = name or os.environ.get("SMTRAIN_TARGET") or None
     if word is not None and word not in get_args(TargetName):
         raise ConfigError(
@@ -58,12 +58,12 @@ def place_of(job: str, name: TargetName | None = None) -> tuple[str, JobPlace]:
         return job, _slurm(CLUSTERS.section_of(job))
     if word == "pai-dlc" or (word is None and PAI.knows(job)):
         return job, _pai(PAI.section_of(job))
-    return sagemaker_place_of(job, name)
+    return sagemaker_backend_of_job(job, name)
 
 
-def sagemaker(place: JobPlace) -> Target:
+def sagemaker(place: Backend) -> SageMakerBackend:
     """The backend, if it has the SageMaker API. Raises `ConfigError` for any other."""
-    if not isinstance(place, Target):
+    if not isinstance(place, SageMakerBackend):
         raise ConfigError(
             f"target: {place.name} has no SageMaker API, which this command needs; give `--target aws`",
             code="config.combination",
@@ -71,45 +71,45 @@ def sagemaker(place: JobPlace) -> Target:
     return place
 
 
-def queue(place: JobPlace) -> JobQueue:
+def queue(place: Backend) -> JobQueue:
     """The backend as a queue of jobs; callers check `queues` first."""
     return cast("JobQueue", place)
 
 
-def pai_dlc(place: JobPlace) -> PaiPlace:
+def pai_dlc(place: Backend) -> PaiBackend:
     """The backend of PAI-DLC; callers check its name first."""
-    from smtrain.client.backends.pai.place import PaiPlace
+    from smtrain.client.backends.pai.backend import PaiBackend
 
-    assert isinstance(place, PaiPlace)
+    assert isinstance(place, PaiBackend)
     return place
 
 
-def cluster(place: JobPlace) -> SlurmPlace:
+def cluster(place: Backend) -> SlurmBackend:
     """The backend of a Slurm cluster; callers check its name first."""
-    from smtrain.client.backends.slurm.place import SlurmPlace
+    from smtrain.client.backends.slurm.backend import SlurmBackend
 
-    assert isinstance(place, SlurmPlace)
+    assert isinstance(place, SlurmBackend)
     return place
 
 
-def _slurm(cluster: Cluster) -> SlurmPlace:
+def _slurm(cluster: Cluster) -> SlurmBackend:
     """A cluster's backend; imported lazily, as few users have a cluster."""
-    from smtrain.client.backends.slurm.place import SlurmPlace
+    from smtrain.client.backends.slurm.backend import SlurmBackend
 
-    return SlurmPlace(cluster)
+    return SlurmBackend(cluster)
 
 
-def _pai(section: Pai) -> PaiPlace:
+def _pai(section: Pai) -> PaiBackend:
     """The backend of a storage on PAI-DLC; imported lazily for the same reason."""
-    from smtrain.client.backends.pai.place import PaiPlace
+    from smtrain.client.backends.pai.backend import PaiBackend
 
-    return PaiPlace(section)
+    return PaiBackend(section)
 
 
 _ARN = re.compile(r"arn:aws[\w-]*:sagemaker:([\w-]+):(\d{12}):training-job/([\w-]+)")
 
 
-def sagemaker_place_of(name: str, target: TargetName | None = None) -> tuple[str, Target]:
+def sagemaker_backend_of_job(name: str, target: TargetName | None = None) -> tuple[str, SageMakerBackend]:
     """(job name, target) on SageMaker of a name or an ARN, without a network call: the argument, $SMTRAIN_TARGET, the
     region of the ARN, this machine, else AWS.
 
@@ -130,14 +130,14 @@ def sagemaker_place_of(name: str, target: TargetName | None = None) -> tuple[str
         word = "local" if kept_here(name) or (present("moto") and not _has_credentials()) else "aws"
         if word == "aws" and region is None and "/" not in name and not present("moto"):
             _refuse_unknown(name)
-    return name, Target("local") if word == "local" else Target("aws", region)
+    return name, SageMakerBackend("local") if word == "local" else SageMakerBackend("aws", region)
 
 
 def _refuse_unknown(name: str) -> None:
     """Raise `JobError` for a name that is unknown here if neither this machine nor AWS can be asked for jobs."""
     try:
         if _has_credentials():
-            Target("aws").region_name()
+            SageMakerBackend("aws").region_name()
             return
     except ConfigError:
         pass

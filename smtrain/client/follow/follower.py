@@ -14,7 +14,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from smtrain.client.backends.base import JobPlace
+from smtrain.client.backends.base import Backend
 from smtrain.client.backends.sagemaker.retry import Patience
 from smtrain.client.follow.merge import ReorderBuffer
 from smtrain.client.follow.reading import MINUTE, LogReading
@@ -36,7 +36,7 @@ class Cursor:
     keys: dict[int, set[int]] = field(default_factory=dict)
 
     @staticmethod
-    def path(target: JobPlace, job_name: str, host: str | None) -> Path:
+    def path(target: Backend, job_name: str, host: str | None) -> Path:
         """One file for each job, host filter and region."""
         place = target.name if target.record.here else f"{target.name}-{target.region_name()}"
         return home() / "follow" / place / f"{job_name}{f'.{host}' if host else ''}.json"
@@ -92,7 +92,7 @@ class Follower:
     """Follows one job; `events` can be left at any line, and another follower resumes from the cursor's file."""
 
     def __init__(
-        self, target: JobPlace, name: str, *, host: str | None = None, since: int | None = None,
+        self, target: Backend, name: str, *, host: str | None = None, since: int | None = None,
         tail: int | None = None, cursor: Path | None = None, resume: bool = False, poll: float | None = None,
     ) -> None:  # fmt: skip
         """`since` in ms; `tail`: only the last so many of the lines before now; `resume`: from the cursor, if any."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from smtrain.client.backends.base import JobPlace, TokenExpiredError
+from smtrain.client.backends.base import Backend, TokenExpiredError
 from smtrain.client.backends.sagemaker.retry import Patience, impatient
 from smtrain.core.protocol.log_lines import Line, host_of
 
@@ -110,7 +110,7 @@ class Ordinals:
 class LogReading:
     """A job's log events, each given once."""
 
-    target: JobPlace
+    target: Backend
     job_name: str
     host: str | None
     """Read only this host (`algo-2`)."""
@@ -151,7 +151,7 @@ class LogReading:
 
 
 def pages(
-    target: JobPlace, job_name: str, host: str | None, start: int, pattern: str | None = None
+    target: Backend, job_name: str, host: str | None, start: int, pattern: str | None = None
 ) -> Iterator[list[Line]]:
     """All lines so far from a timestamp (ms) on, in the order of time, page by page."""
     reading = LogReading(target, job_name, host, impatient(target.name), remember_s=60.0)
@@ -159,7 +159,7 @@ def pages(
         yield [line for line, _ in page]
 
 
-def last_lines(target: JobPlace, job_name: str, count: int = 1000) -> list[Line]:
+def last_lines(target: Backend, job_name: str, count: int = 1000) -> list[Line]:
     """The last `count` lines of every host, in the order of time."""
     events = target.last_events(job_name, count, impatient(target.name))
     lines = [Line(host_of(event["logStreamName"]), event["timestamp"], event["message"]) for event in events]

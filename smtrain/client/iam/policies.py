@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from smtrain.client.backends.choose import sagemaker, target_of
+from smtrain.client.backends.choose import backend_of, sagemaker
 from smtrain.client.config.load import Source
 from smtrain.client.iam.statements import (
     Arns,
@@ -257,7 +257,7 @@ def policies(
     """
     others = OtherCommands(tune, endpoint, group, pipeline)
     config = load_config(source, set_=set_, target=target, **sections)
-    place = sagemaker(target_of(config, target))
+    place = sagemaker(backend_of(config, target))
     name = config.compute.role or ROLE_NAME
     if place.record.rented and not name.startswith("arn:"):
         role = f"arn:aws:iam::{place.account('give compute.role as an ARN')}:role/{name}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from smtrain.client.backends.base import JobPlace
+from smtrain.client.backends.base import Backend
 from smtrain.core.files import parse_object
 from smtrain.core.protocol.checkpoints import RECORDS, Sizes, renaming_fault, size_faults
 from smtrain.core.protocol.lineage import Lines
@@ -50,7 +50,7 @@ def compare_with_record(text: bytes, files: Sizes, step: str) -> tuple[list[str]
     return list(size_faults(sizes, files)), model if isinstance(model, dict) else None
 
 
-def saved_steps(target: JobPlace, uri: str, job: str | None = None) -> list[Step]:
+def saved_steps(target: Backend, uri: str, job: str | None = None) -> list[Step]:
     """The steps of one lineage below a run's checkpoint prefix, oldest first: that of `job`, else the run's newest.
 
     Raises `JobError` if the prefix may not be listed.

@@ -19,7 +19,7 @@ from copy import copy
 from pathlib import Path
 from typing import NamedTuple
 
-from smtrain.client.backends.base import JobPlace
+from smtrain.client.backends.base import Backend
 from smtrain.client.jobs.results import md5_of
 from smtrain.core.errors import JobError
 from smtrain.core.files import home, read_object
@@ -44,7 +44,7 @@ class StoreCopy:
     Reads the listing at once. Raises `JobError` for a key that leads out of the folder.
     """
 
-    def __init__(self, store: JobPlace, uri: str) -> None:
+    def __init__(self, store: Backend, uri: str) -> None:
         self.store, self.uri = store, f"{uri.rstrip('/')}/"
         self.files = {file: stored for file, stored in _listed(store, self.uri).items() if file}
         """All objects, by their paths below the prefix."""
@@ -171,7 +171,7 @@ def _lock_shared(folder: Path, path: Path) -> int:
             os.close(lock)
 
 
-def _listed(store: JobPlace, uri: str) -> dict[str, StoredFile]:
+def _listed(store: Backend, uri: str) -> dict[str, StoredFile]:
     """The objects below a prefix by their paths; the object of exactly this name is the empty path."""
     _, prefix = split_uri(uri)
     listed = {

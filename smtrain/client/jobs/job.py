@@ -9,8 +9,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from smtrain.client.backends.base import JobPlace
-from smtrain.client.backends.choose import place_of
+from smtrain.client.backends.base import Backend
+from smtrain.client.backends.choose import backend_of_job
 from smtrain.client.jobs.checkpoints import saved_steps
 from smtrain.client.jobs.results import What, fetch
 from smtrain.core import text
@@ -54,9 +54,11 @@ class Job:
         llama-train-1a2b3c4d: Completed...
     """
 
-    def __init__(self, name: str, target: TargetName | JobPlace | None = None) -> None:
-        """A name or an ARN. Without `target` the job is looked up as `client.backends.choose.place_of` describes."""
-        self.name, self.target = place_of(name, target) if target is None or isinstance(target, str) else (name, target)
+    def __init__(self, name: str, target: TargetName | Backend | None = None) -> None:
+        """A name or an ARN. Without `target`, `client.backends.choose.backend_of_job` finds the backend."""
+        self.name, self.target = (
+            backend_of_job(name, target) if target is None or isinstance(target, str) else (name, target)
+        )
         if not _NAME.fullmatch(self.name):
             raise JobError(
                 f"{name!r} cannot be a job's name; `smtrain list` lists the existing ones", code="job.not_found"
@@ -68,7 +70,7 @@ class Job:
         """The notebook cell that shows the job's panel."""
 
     @classmethod
-    def from_summary(cls, target: JobPlace, row: dict[str, Any]) -> Job:
+    def from_summary(cls, target: Backend, row: dict[str, Any]) -> Job:
         """From a row of ListTrainingJobs, without another request."""
         job = cls(row["TrainingJobName"], target)
         job.known_status, job.summary = row["TrainingJobStatus"], row

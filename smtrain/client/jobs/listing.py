@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from smtrain.client.backends.base import JobPlace
-from smtrain.client.backends.choose import place_of
+from smtrain.client.backends.base import Backend
+from smtrain.client.backends.choose import backend_of_job
 from smtrain.client.jobs.job import Job
 from smtrain.core.config.schema import Stage
 from smtrain.core.errors import JobError
@@ -16,7 +16,7 @@ from smtrain.core.targets import TargetName
 _RUN = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 
 
-def jobs_of(target: JobPlace, run: str, stage: Stage) -> list[Job]:
+def jobs_of(target: Backend, run: str, stage: Stage) -> list[Job]:
     """The jobs of one stage of one run, newest first; run `b` does not include those of `a-b` or of `b-train-c`."""
     name = re.compile(rf"{re.escape(run)}-{stage}-[0-9a-f]{{8}}(-\d+)?")
     jobs = list_jobs(target, name_contains=f"{run}-{stage}-", limit=1000)
@@ -53,7 +53,7 @@ def train_jobs(name: str, target: TargetName | None = None) -> tuple[str, list[J
 
     A job that does not belong to a run of ours is its own run.
     """
-    job, place = place_of(name, target)
+    job, place = backend_of_job(name, target)
     ours = stage_of(job)
     run = ours[0] if ours else job
     if not _RUN.fullmatch(run):
@@ -68,7 +68,7 @@ def train_jobs(name: str, target: TargetName | None = None) -> tuple[str, list[J
     return run, attempts
 
 
-def list_jobs(target: JobPlace, *, name_contains: str | None = None, limit: int = 20) -> list[Job]:
+def list_jobs(target: Backend, *, name_contains: str | None = None, limit: int = 20) -> list[Job]:
     """Training jobs of the target, newest first."""
     jobs: list[Job] = []
     for rows in target.rows(name_contains, limit):

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from smtrain.client.backends.base import JobPlace
-from smtrain.client.backends.choose import kept_here, target_of
+from smtrain.client.backends.base import Backend
+from smtrain.client.backends.choose import backend_of, kept_here
 from smtrain.client.backends.job_registry import CLUSTERS, PAI
+from smtrain.client.backends.sagemaker.backend import near_run
 from smtrain.client.backends.sagemaker.retry import impatient
-from smtrain.client.backends.sagemaker.target import near_run
 from smtrain.core.config import JobConfig
 from smtrain.core.errors import ConfigError, JobError, SmtrainError, first_line
 from smtrain.core.files import parse_object
@@ -49,7 +49,7 @@ class _Refused(Exception):  # noqa: N818 - becomes a fault of the key that has t
     """A run has no model to start from; the text says why, and what to do."""
 
 
-def parent_on(path: str, place: JobPlace, key: str = "model.path") -> Parent:
+def parent_on(path: str, place: Backend, key: str = "model.path") -> Parent:
     """The run of a run:// path, which the config has under `key`, on a backend.
 
     Raises `ConfigError` if it is unknown, not finished, deleted, or not clear; `JobError` if the backend does not
@@ -74,7 +74,7 @@ def planned_parent(config: JobConfig, path: str, key: str = "model.path") -> Par
     name = path.removeprefix(RUN).rstrip("/")
     target = "local" if TARGETS[config.target].rented and kept_here(name) else config.target
     if (path, target) not in _REMEMBERED:
-        _REMEMBERED[path, target] = parent_on(path, target_of(config, target), key)
+        _REMEMBERED[path, target] = parent_on(path, backend_of(config, target), key)
     return _REMEMBERED[path, target]
 
 
@@ -83,7 +83,7 @@ def forget() -> None:
     _REMEMBERED.clear()
 
 
-def _parent(name: str, place: JobPlace) -> Parent:
+def _parent(name: str, place: Backend) -> Parent:
     if place.record.here and not kept_here(name):  # no control plane is started to be asked
         raise _Refused(_unknown(name, place))
     ours = stage_of(name)
@@ -104,7 +104,7 @@ def _parent(name: str, place: JobPlace) -> Parent:
         raise _Refused(f"{uri}config.json is damaged ({first_line(error)}); {_exported_again(run)}") from None
 
 
-def _export_job(name: str, place: JobPlace, rows: Sequence[Mapping[str, Any]]) -> str:
+def _export_job(name: str, place: Backend, rows: Sequence[Mapping[str, Any]]) -> str:
     """The export job of a run's jobs, newest first, whose model is meant. Raises `_Refused` without one, and if
     the run was trained again since."""
     exports = [row for row in rows if _stage(row) == "export"]
@@ -134,7 +134,7 @@ def _stage(row: Mapping[str, Any]) -> str:
     return (stage_of(row["TrainingJobName"]) or ("", ""))[1]
 
 
-def _unfinished(row: Mapping[str, Any], place: JobPlace) -> str:
+def _unfinished(row: Mapping[str, Any], place: Backend) -> str:
     """Explain a run without a model by its newest job, with the remedy."""
     job, status = row["TrainingJobName"], row["TrainingJobStatus"]
     of = f" --target {place.name}"
@@ -163,7 +163,7 @@ def _exported_again(run: str) -> str:
     return f"`smtrain launch CONFIG --stage export --again` with the config of {run} exports it again"
 
 
-def _unknown(name: str, place: JobPlace) -> str:
+def _unknown(name: str, place: Backend) -> str:
     """Say that a backend has no such run; name the backend that has it, else a similar name."""
     side = place.record.place
     if not place.record.here and kept_here(name):

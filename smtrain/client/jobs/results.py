@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from smtrain.client.backends.base import JobPlace
+from smtrain.client.backends.base import Backend
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.files import only_writer
 from smtrain.core.near import hint
@@ -129,7 +129,7 @@ class _Item:
 class _Fetching:
     """Copies objects, some of which may be deleted meanwhile."""
 
-    def __init__(self, target: JobPlace) -> None:
+    def __init__(self, target: Backend) -> None:
         self._target = target
         self._left: dict[str, set[str]] = {}
         """Prefix -> the keys that were there when it was listed last."""
@@ -152,7 +152,7 @@ class _Fetching:
 
 
 def download(
-    target: JobPlace, places: Sequence[tuple[str, Path]], *, overwrite: bool = False,
+    target: Backend, places: Sequence[tuple[str, Path]], *, overwrite: bool = False,
     wanted: Callable[[str], bool] = lambda _: True,
 ) -> int:  # fmt: skip
     """Copy the objects under each prefix into its folder, each atomically; returns how many there are.
@@ -219,7 +219,7 @@ def _drop_deleted(left: Mapping[str, Any], places: Sequence[tuple[str, Path]], n
     return len(deleted)
 
 
-def _items(target: JobPlace, uri: str, folder: Path) -> list[_Item]:
+def _items(target: Backend, uri: str, folder: Path) -> list[_Item]:
     bucket, prefix = split_uri(uri)
     items = []
     for object_ in target.listing(uri):

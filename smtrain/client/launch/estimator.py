@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from smtrain.client.backends.choose import sagemaker, target_of
+from smtrain.client.backends.choose import backend_of, sagemaker
 from smtrain.client.config.load import Source
 from smtrain.client.launch.inputs import upload_all
 from smtrain.client.launch.stages import Chain
@@ -58,7 +58,7 @@ def estimator(
             code="package.missing",
         )
     config = load_config(source, set_=set_, target=target, **sections)
-    place = sagemaker(target_of(config, target))
+    place = sagemaker(backend_of(config, target))
     plan = Chain(config, place).plan(stage)
 
     def upload() -> None:

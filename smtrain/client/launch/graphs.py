@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from smtrain.client.backends.base import JobPlace
+from smtrain.client.backends.base import Backend
 from smtrain.core.config import JobConfig
 from smtrain.core.config.identity import identity_of
 from smtrain.core.config.schema import GRAPHS_COMPLETE
@@ -90,7 +90,7 @@ def compilable(config: JobConfig, environment: Mapping[str, str]) -> str:
     raise ConfigError([fault], code="config.combination")
 
 
-def held(target: JobPlace, uri: str) -> dict[str, Any] | None:
+def held(target: Backend, uri: str) -> dict[str, Any] | None:
     """The marker of the job that compiled this cache; None if the cache has no marker."""
     try:
         marker = parse_json(target.read(f"{uri}/{GRAPHS_COMPLETE}"))
@@ -99,7 +99,7 @@ def held(target: JobPlace, uri: str) -> dict[str, Any] | None:
     return marker if isinstance(marker, dict) and {"graphs", "job"} <= marker.keys() else None
 
 
-def announce(target: JobPlace, config: JobConfig, request: Mapping[str, Any], say: Say) -> None:
+def announce(target: Backend, config: JobConfig, request: Mapping[str, Any], say: Say) -> None:
     """Say before a train job of engine nxd starts whether the cache holds its graphs."""
     uri = request["Environment"].get(VARIABLE, "")
     if config.train.engine != "nxd" or not uri.startswith(cache_root(config)):

@@ -6,7 +6,7 @@ import re
 from fnmatch import fnmatchcase
 from typing import Any
 
-from smtrain.client.backends.base import JobPlace
+from smtrain.client.backends.base import Backend
 from smtrain.client.backends.choose import sagemaker
 from smtrain.core.aws_errors import why_refused
 from smtrain.core.config import JobConfig
@@ -19,7 +19,7 @@ def is_pattern(image: str | None) -> bool:
     return "*" in (image or "")
 
 
-def resolved(config: JobConfig, target: JobPlace) -> tuple[JobConfig, str | None]:
+def resolved(config: JobConfig, target: Backend) -> tuple[JobConfig, str | None]:
     """The config with a whole tag in compute.image, and a sentence about it if there was a pattern.
 
     Raises `ConfigError` if the registry cannot be asked, or has no such tag: nothing is ever guessed.

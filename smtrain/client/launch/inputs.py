@@ -10,12 +10,12 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from smtrain.client.backends.base import Body, JobPlace, size_of
+from smtrain.client.backends.base import Backend, Body, size_of
 from smtrain.client.backends.checksums import sha256_of
 from smtrain.client.backends.choose import sagemaker
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.backends.sagemaker.defaults import sagemaker_defaults, with_defaults
 from smtrain.client.backends.sagemaker.s3 import has_content, listed, send
-from smtrain.client.backends.sagemaker.target import Target
 from smtrain.client.config.checks.local_data import local_data_faults
 from smtrain.client.config.checks.weights import gated_faults, shape_faults
 from smtrain.client.jobs.parents import parent_on
@@ -95,7 +95,7 @@ class Resolved:
     """The model's config.json, if the model is on this machine or an earlier run exported it."""
 
 
-def resolve(config: JobConfig, target: JobPlace) -> Resolved:
+def resolve(config: JobConfig, target: Backend) -> Resolved:
     """Fill in what the target decides and name every local input by its content. Uploads nothing.
 
     Raises `ConfigError` for what the target cannot know by itself (the role on AWS).
@@ -163,7 +163,7 @@ def _placed(section: Any, key: str, place: Callable[[str | None, str], str | Non
     return section.model_copy(update={key: place(path, "text")}) if path else section
 
 
-def _placed_train(config: JobConfig, target: JobPlace, place: Callable[[str | None, str], str | None]) -> Train:
+def _placed_train(config: JobConfig, target: Backend, place: Callable[[str | None, str], str | None]) -> Train:
     """The section `train` with the held-out text and the reference of dpo under URIs."""
     train = config.train
     if (placed := _placed(train.validation, "path", place)) is not train.validation:
@@ -177,7 +177,7 @@ def _placed_train(config: JobConfig, target: JobPlace, place: Callable[[str | No
     return train
 
 
-def _refuse_unmounted(config: JobConfig, target: JobPlace) -> None:
+def _refuse_unmounted(config: JobConfig, target: Backend) -> None:
     """A file system is reached from within its VPC, which the defaults file may name."""
     uris = [config.data.prepared, *(path for _, _, path in other_inputs(config))]
     uris += [source.path for source in config.data.all_sources]
@@ -190,7 +190,7 @@ def _refuse_unmounted(config: JobConfig, target: JobPlace) -> None:
                            "network.subnets and network.security_group_ids"], code="config.combination")  # fmt: skip
 
 
-def upload_all(target: Target, uploads: list[Upload], say: Say) -> None:
+def upload_all(target: SageMakerBackend, uploads: list[Upload], say: Say) -> None:
     """Upload what is not there yet, or has another content than its name says.
 
     Makes SageMaker's default bucket if it is missing. Raises `JobError` if it may not be used.
@@ -231,7 +231,7 @@ def described_uploads(uploads: Sequence[Upload]) -> list[str]:
     return lines
 
 
-def _upload(target: Target, upload: Upload, say: Say) -> None:
+def _upload(target: SageMakerBackend, upload: Upload, say: Say) -> None:
     bucket, prefix = split_uri(upload.uri)
     missing = list(upload.files)
     if sum(size_of(body) for _, body in missing) > SMALL:
@@ -287,7 +287,7 @@ def _content_addressed(path: Path | str, base: str, part: Callable[[str], bool] 
     return Upload(f"{base}/{whole.hexdigest()[:16]}/", tuple(files), hashes, left_out)
 
 
-def _make_bucket(target: Target, bucket: str) -> None:
+def _make_bucket(target: SageMakerBackend, bucket: str) -> None:
     if target.record.rented and bucket != target.default_bucket():
         raise JobError(f"bucket {bucket} does not exist; create it or set output.s3_uri", code="aws.refused")
     place = {} if target.region_name() == "us-east-1" else {"LocationConstraint": target.region_name()}

@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 
-from smtrain.client.backends.base import JobPlace
+from smtrain.client.backends.base import Backend
 from smtrain.client.config.checks import texts_in
 from smtrain.core.config import JobConfig
 from smtrain.core.errors import JobError
@@ -20,7 +20,7 @@ from smtrain.core.protocol.container import listings_name
 from smtrain.core.protocol.uris import object_store
 
 
-def listings_of(place: JobPlace, config: JobConfig, inputs: Mapping[str, str]) -> dict[str, str]:
+def listings_of(place: Backend, config: JobConfig, inputs: Mapping[str, str]) -> dict[str, str]:
     """A digest of keys, sizes and ETags below each URI that a config names and a stage reads, by URI.
 
     URIs that the caller may not list are left out, and so are all of a Slurm cluster, whose jobs list them.
@@ -40,7 +40,7 @@ def record(listings: Mapping[str, str]) -> bytes:
     return (json.dumps(listings, indent=1) + "\n").encode()
 
 
-def changed_input(place: JobPlace, config_uri: str, job: str, listings: Mapping[str, str]) -> str | None:
+def changed_input(place: Backend, config_uri: str, job: str, listings: Mapping[str, str]) -> str | None:
     """A URI whose files differ from those that a job has read; None if all are the same or the job has no record.
 
     Args:
@@ -60,7 +60,7 @@ def changed_input(place: JobPlace, config_uri: str, job: str, listings: Mapping[
     return next((uri for uri, digest in listings.items() if before.get(uri, digest) != digest), None)
 
 
-def _digest(place: JobPlace, uri: str) -> str | None:
+def _digest(place: Backend, uri: str) -> str | None:
     try:
         listed = [[item["Key"], item["Size"], str(item["ETag"]).strip('"')] for item in place.listing(uri)]
     except JobError:

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from smtrain.client.backends.choose import sagemaker
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.jobs.job import Job
 from smtrain.client.launch.stages import Chain
 from smtrain.core.aws_errors import why_refused
@@ -163,7 +163,7 @@ def _is_http_url(text: str) -> bool:
     return printable and parts.scheme in ("http", "https") and bool(parts.hostname)
 
 
-def arrange(config: JobConfig, place: Target, stages: Sequence[Stage], say: Say) -> None:
+def arrange(config: JobConfig, place: SageMakerBackend, stages: Sequence[Stage], say: Say) -> None:
     """Make the EventBridge rule that notifies the topic on AWS. Raises `JobError` if it cannot be made."""
     from botocore.exceptions import BotoCoreError, ClientError
 

@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from smtrain.client.backends.choose import queue, sagemaker
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.backends.sagemaker.quotas import Refusal
 from smtrain.client.backends.sagemaker.retry import Backoff
-from smtrain.client.backends.sagemaker.target import Target
 from smtrain.client.jobs.job import Job
 from smtrain.client.launch import pools
 from smtrain.client.launch.inputs import upload_all
@@ -227,7 +227,7 @@ def _sleep(seconds: float, say: Say) -> None:
         raise
 
 
-def create(target: Target, request: dict[str, Any], config: JobConfig) -> None:
+def create(target: SageMakerBackend, request: dict[str, Any], config: JobConfig) -> None:
     """Send the request once: through the SageMaker SDK that `compute.sdk` selects, else through boto3.
 
     Raises botocore's own `ClientError` or `ParamValidationError` untouched, so that the caller can tell a capacity or

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.core.config import JobConfig
 from smtrain.core.errors import JobError
 from smtrain.core.protocol.owner import Fence, Owner, owner_uri, status_of
@@ -14,7 +14,7 @@ from smtrain.stages.base import checkpoint_uri
 DAY = 86400.0
 
 
-def claim(target: Target, config: JobConfig, request: dict[str, Any]) -> Fence:
+def claim(target: SageMakerBackend, config: JobConfig, request: dict[str, Any]) -> Fence:
     """Take the run's checkpoints for a job. Raises `JobError` with the owner's name if another job has them."""
     from botocore.exceptions import BotoCoreError, ClientError
 
@@ -34,12 +34,12 @@ def claim(target: Target, config: JobConfig, request: dict[str, Any]) -> Fence:
     return fence
 
 
-def look(target: Target, config: JobConfig, job: str) -> None:
+def look(target: SageMakerBackend, config: JobConfig, job: str) -> None:
     """Raise `OwnerError` if another job than this one has the run's checkpoints; ClientError as S3."""
     _fence(target, config, Owner(job)).look()
 
 
-def _fence(target: Target, config: JobConfig, me: Owner) -> Fence:
+def _fence(target: SageMakerBackend, config: JobConfig, me: Owner) -> Fence:
     return Fence(target.s3, checkpoint_uri(config), me, status_of(lambda region: _sagemaker(target, region)))
 
 
@@ -53,7 +53,7 @@ def owner_of(config: JobConfig, request: dict[str, Any]) -> Owner:
     return Owner(request["TrainingJobName"], config.compute.region or "", account, until=time.time() + longest + DAY)
 
 
-def _sagemaker(target: Target, region: str) -> Any:
+def _sagemaker(target: SageMakerBackend, region: str) -> Any:
     if target.record.here or region in ("", target.region_name()):
         return target.sagemaker
-    return Target(target.name, region).sagemaker
+    return SageMakerBackend(target.name, region).sagemaker

@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 from smtrain.client.backends.base import Pace
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.backends.sagemaker.retry import Backoff
-from smtrain.client.backends.sagemaker.target import Target
 from smtrain.core.config.units import spell
 from smtrain.core.errors import JobError
 from smtrain.core.facts.warm_pools import agreement, first_difference
@@ -42,7 +42,7 @@ class Pool:
         return None if self.dollars_per_hour is None else self.dollars_per_hour * self.kept_s / 3600
 
 
-def available(target: Target) -> list[Pool]:
+def available(target: SageMakerBackend) -> list[Pool]:
     """The warm pools of the account and region that a job could reuse now, the oldest first."""
     from smtrain.client.prices import Prices, own_prices
 
@@ -65,7 +65,7 @@ def available(target: Target) -> list[Pool]:
     return sorted(pools, key=lambda pool: pool.until, reverse=True)
 
 
-def release(target: Target, job: str) -> None:
+def release(target: SageMakerBackend, job: str) -> None:
     """End the warm pool of a job. Raises `JobError` if it has none any more."""
     from botocore.exceptions import ClientError
 
@@ -82,7 +82,7 @@ def release(target: Target, job: str) -> None:
         ) from None
 
 
-def before(target: Target, request: Mapping[str, Any], say: Say, *, wait: float = 0) -> None:
+def before(target: SageMakerBackend, request: Mapping[str, Any], say: Say, *, wait: float = 0) -> None:
     """Say which warm pool a request will get, or the first field that keeps it from the nearest one.
 
     With `wait`, wait so many seconds for the pool of a running job with matching machines.
@@ -110,12 +110,12 @@ def before(target: Target, request: Mapping[str, Any], say: Say, *, wait: float 
         say(f"will miss the warm pool of {nearest.job}: {first_difference(request, nearest.request)}")
 
 
-def _is_free(target: Target, job: str) -> bool:
+def _is_free(target: SageMakerBackend, job: str) -> bool:
     description = target.sagemaker.describe_training_job(TrainingJobName=job)
     return bool(description.get("WarmPoolStatus", {}).get("Status") != "InUse")
 
 
-def _with_status(target: Target, status: str) -> Iterator[dict[str, Any]]:
+def _with_status(target: SageMakerBackend, status: str) -> Iterator[dict[str, Any]]:
     """The description of every job whose pool has this status."""
     pages = target.sagemaker.get_paginator("list_training_jobs").paginate(
         WarmPoolStatusEquals=status, PaginationConfig={"PageSize": 100}

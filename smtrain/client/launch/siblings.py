@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.core.aws_errors import unasked
 from smtrain.core.config import JobConfig
 from smtrain.core.config.schema import inputs_of
@@ -35,7 +35,7 @@ def sibling_of(list_page: Callable[..., dict[str, Any]], uri: str) -> tuple[str,
     return f"s3://{bucket}/{others[0]}", remedy
 
 
-def refuse_siblings(config: JobConfig, request: dict[str, Any], target: Target) -> None:
+def refuse_siblings(config: JobConfig, request: dict[str, Any], target: SageMakerBackend) -> None:
     """Raise ConfigError if a channel of the request reads more than the config names; silent if S3 does not tell."""
     keys = {path: key for key, path in inputs_of(config)}
     sources = (channel["DataSource"].get("S3DataSource") for channel in request["InputDataConfig"])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from smtrain.client.backends.base import JobPlace
+from smtrain.client.backends.base import Backend
 from smtrain.client.jobs.job import Job
 from smtrain.client.jobs.listing import attempts_at, jobs_of, list_jobs
 from smtrain.client.launch import graphs
@@ -64,7 +64,7 @@ class StagePlan:
 class Chain:
     """The stages of one config on one target."""
 
-    def __init__(self, config: JobConfig, target: JobPlace, *, look: bool = True) -> None:
+    def __init__(self, config: JobConfig, target: Backend, *, look: bool = True) -> None:
         """`look=False` (dry run) does not contact the target and plans the first attempt of every stage."""
         self.given, self.target, self.look = config, target, look
         self.promised: dict[Stage, str] = {}

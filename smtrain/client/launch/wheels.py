@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.launch.inputs import Upload
 from smtrain.core.facts import table
 from smtrain.core.facts.images import python_of
@@ -32,7 +32,7 @@ RAY = "wheels-ray.txt"
 """The lock file of Ray, 70 MB a wheel, which only a preparation on several machines takes along."""
 
 
-def travelling(request: dict[str, Any], target: Target, say: Say) -> list[Upload]:
+def travelling(request: dict[str, Any], target: SageMakerBackend, say: Say) -> list[Upload]:
     """The upload that belongs next to the code of a request: the wheels that its stage wants.
 
     On this machine what the image of its containers lacks; none for a sandbox, which has this machine's own Python.
@@ -44,7 +44,7 @@ def travelling(request: dict[str, Any], target: Target, say: Say) -> list[Upload
     return uploads
 
 
-def _of_lock(request: dict[str, Any], target: Target, say: Say, lock: Path) -> list[Upload]:
+def _of_lock(request: dict[str, Any], target: SageMakerBackend, say: Say, lock: Path) -> list[Upload]:
     stage = request["HyperParameters"]["stage"]
     wanted = names(stage, lock)
     if not wanted:

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from smtrain.client.backends.base import JobPlace
-from smtrain.client.backends.choose import module_of, target_of
+from smtrain.client.backends.base import Backend
+from smtrain.client.backends.choose import backend_of, module_of
 from smtrain.client.config.load import Source
 from smtrain.client.findings import Finding, Report
 from smtrain.client.iam.statements import OtherCommands
@@ -71,7 +71,7 @@ def report_on(
         return Report(tuple(dataset.model_folder(folder)))
     try:
         config = load_config(source, set_=set_, target=target, **sections)
-        place = target_of(config, target)
+        place = backend_of(config, target)
     except ConfigError as error:
         return Report(_of_config(error))
     if place.record.queues:
@@ -87,7 +87,7 @@ def _all(
     without: set[str] = set()
     while True:
         try:
-            rest = look(Chain(config, target_of(config, target)), stages, sorted(without), others, more)
+            rest = look(Chain(config, backend_of(config, target)), stages, sorted(without), others, more)
             break
         except ConfigError as error:
             new, lacking = _of_config(error), _lacking(error.faults, config)
@@ -105,7 +105,7 @@ def _all(
     return Report((*findings, *(finding for finding in rest if not findings or finding.check != "config")))
 
 
-def _of_queue(config: JobConfig, place: JobPlace, stages: Sequence[Stage], more: Mapping[str, Check]) -> Report:
+def _of_queue(config: JobConfig, place: Backend, stages: Sequence[Stage], more: Mapping[str, Check]) -> Report:
     try:
         chain = Chain(config, place, look=False)
     except ConfigError as error:

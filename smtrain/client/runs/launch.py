@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from smtrain.client.backends.choose import target_of
+from smtrain.client.backends.choose import backend_of
 from smtrain.client.config.load import Source
 from smtrain.client.jobs.checkpoints import saved_steps
 from smtrain.client.jobs.job import Job
@@ -64,7 +64,7 @@ def request(
         ('ml.trn1.2xlarge', 2)
     """
     config = load_config(source, set_=set_, target=target, **sections)
-    return Request(Chain(config, target_of(config, target), look=False).plan(stage).request)
+    return Request(Chain(config, backend_of(config, target), look=False).plan(stage).request)
 
 
 def launch_stage(
@@ -159,7 +159,7 @@ def run_stages(
 
 
 def _chain(config: JobConfig, target: TargetName | None, say: Say) -> Chain:
-    chain = Chain(config, target_of(config, target))
+    chain = Chain(config, backend_of(config, target))
     if chain.image_note:
         say(chain.image_note)
     return chain

@@ -11,8 +11,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from smtrain.client.backends.choose import sagemaker, target_of
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.choose import backend_of, sagemaker
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.launch.image_pattern import resolved as with_whole_image
 from smtrain.client.launch.inputs import upload_all
 from smtrain.client.launch.names import checked
@@ -40,7 +40,7 @@ def make_pipeline(
     target: TargetName | None, say: Say,
 ) -> dict[str, Any]:  # fmt: skip
     """The definition of `smtrain.pipeline`, sent with `upsert` or `start`; look_first: the checks before, if any."""
-    place = target_of(config, target)
+    place = backend_of(config, target)
     if place.record.queues:
         raise ConfigError(
             [f"target: {place.name} has no SageMaker pipelines; `smtrain run` runs the whole chain"],
@@ -121,7 +121,7 @@ def _channel(channel: dict[str, Any], outputs: dict[str, Stage]) -> dict[str, An
     return {**channel, "DataSource": {"S3DataSource": {**source, "S3Uri": left}}}
 
 
-def _sent(place: Target, config: JobConfig, name: str, definition: dict[str, Any]) -> str:
+def _sent(place: SageMakerBackend, config: JobConfig, name: str, definition: dict[str, Any]) -> str:
     """Create the pipeline, or update the one of this name if it is the run's; returns what was done."""
     from botocore.exceptions import ClientError
 
@@ -154,6 +154,6 @@ def _sent(place: Target, config: JobConfig, name: str, definition: dict[str, Any
     return f"updated pipeline {name}"
 
 
-def _start(place: Target, name: str) -> str:
+def _start(place: SageMakerBackend, name: str) -> str:
     arn: str = place.sagemaker.start_pipeline_execution(PipelineName=name)["PipelineExecutionArn"]
     return arn

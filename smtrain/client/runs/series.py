@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from smtrain.client.backends.choose import target_of
+from smtrain.client.backends.choose import backend_of
 from smtrain.client.config.load import Source, draft
 from smtrain.client.launch.stages import Chain
 from smtrain.client.planner.plan import plan
@@ -125,7 +125,7 @@ def expected(links: Sequence[Link]) -> list[JobConfig]:
     exports: dict[str, str | None] = {}
     for link in links:
         config = link.reading(exports)
-        exports[config.name] = Chain(config, target_of(config), look=False).output("export")
+        exports[config.name] = Chain(config, backend_of(config), look=False).output("export")
         configs.append(config)
     return configs
 
@@ -193,7 +193,7 @@ def _look(links: Sequence[Link], look_first: Callable[[Chain, Sequence[str], Say
     """Check the stages that are left of every run."""
     exports: dict[str, str | None] = {}
     for link in links:
-        chain = Chain(link.reading(exports), target_of(link.config))
+        chain = Chain(link.reading(exports), backend_of(link.config))
         exports[link.config.name] = chain.output("export")
         stages = [stage for stage in stages_of(link.config, chain.target.name) if not chain.known(stage)]
         with _said(links, link):

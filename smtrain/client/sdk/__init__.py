@@ -10,7 +10,7 @@ from collections.abc import Callable
 from importlib import metadata
 from typing import Any, Literal
 
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.core.config import JobConfig
 from smtrain.core.errors import ConfigError
 from smtrain.core.extras import collector_paused, install
@@ -32,7 +32,7 @@ def installed() -> Generation | None:
     return None
 
 
-def chosen(target: Target, config: JobConfig) -> Generation | None:
+def chosen(target: SageMakerBackend, config: JobConfig) -> Generation | None:
     """The SDK that sends this config's requests to this target; None for boto3.
 
     `auto` uses the installed SDK on AWS, and boto3 locally: importing an SDK takes two seconds, and a local job only
@@ -53,7 +53,7 @@ def chosen(target: Target, config: JobConfig) -> Generation | None:
 
 
 def build(
-    generation: Generation, target: Target, request: dict[str, Any], prepare: Callable[[], None] | None = None
+    generation: Generation, target: SageMakerBackend, request: dict[str, Any], prepare: Callable[[], None] | None = None
 ) -> Any:
     """The SDK's object for a request: `ModelTrainer` under v3, `PyTorch` under v2.
 
@@ -67,7 +67,7 @@ def build(
     return make(target, request, prepare)
 
 
-def submit(generation: Generation, target: Target, request: dict[str, Any]) -> None:
+def submit(generation: Generation, target: SageMakerBackend, request: dict[str, Any]) -> None:
     """Send a request through an SDK's object and do not wait. Raises botocore's errors as they are."""
     job = build(generation, target, request)
     if generation == "v3":

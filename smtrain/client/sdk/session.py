@@ -8,7 +8,7 @@ from collections.abc import Callable
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.jobs.job import Job
 from smtrain.core.config.secrets import is_secret
 from smtrain.core.errors import ConfigError
@@ -46,7 +46,7 @@ def newer_fields(request: dict[str, Any]) -> dict[str, Any]:
     return {key: request[key] for key in NEWER if key in request}
 
 
-def session_arguments(target: Target, request: dict[str, Any]) -> dict[str, Any]:
+def session_arguments(target: SageMakerBackend, request: dict[str, Any]) -> dict[str, Any]:
     """Arguments of the SDK's `Session`.
 
     The boto3 session and the SageMaker client are the target's, never the process's default. The bucket is named, as
@@ -93,7 +93,7 @@ def refuse_secrets(request: dict[str, Any]) -> None:
         raise ConfigError([f"{fault}, {remedy}" for fault in faults], code="config.secret")
 
 
-def send(target: Target, name: str, call: Callable[[], Any]) -> None:
+def send(target: SageMakerBackend, name: str, call: Callable[[], Any]) -> None:
     """Send one CreateTrainingJob; it also succeeds if a retry finds the job that the first call has created."""
     from botocore.exceptions import ClientError
 
@@ -106,7 +106,7 @@ def send(target: Target, name: str, call: Callable[[], Any]) -> None:
             raise
 
 
-def watch(target: Target, name: str, *, lines: bool) -> None:
+def watch(target: SageMakerBackend, name: str, *, lines: bool) -> None:
     """Wait for a job on behalf of `train()` and `fit()`. Raises `JobError` with the cause if the job does not complete.
 
     The SDKs' own waits stop at the first call that is throttled beyond botocore's retries, while the job runs on; they

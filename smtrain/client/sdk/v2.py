@@ -12,7 +12,7 @@ from sagemaker.instance_group import InstanceGroup
 from sagemaker.pytorch import PyTorch
 from sagemaker.session import Session
 
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.sdk.session import CONFIG, newer_fields, refuse_secrets, send, session_arguments, watch
 
 
@@ -24,7 +24,7 @@ class Estimator(PyTorch):  # type: ignore[misc]  # the SDK is not typed
     """
 
     def __init__(
-        self, target: Target, job_name: str, channels: dict[str, Any], prepare: Callable[[], None] | None,
+        self, target: SageMakerBackend, job_name: str, channels: dict[str, Any], prepare: Callable[[], None] | None,
         **arguments: Any,
     ) -> None:  # fmt: skip
         # PyTorch requires a script, and would upload it again for every job; here the code is a channel.
@@ -67,7 +67,7 @@ class Estimator(PyTorch):  # type: ignore[misc]  # the SDK is not typed
         self._hyperparameters.update(values)
 
 
-def pytorch(target: Target, request: dict[str, Any], prepare: Callable[[], None] | None) -> Estimator:
+def pytorch(target: SageMakerBackend, request: dict[str, Any], prepare: Callable[[], None] | None) -> Estimator:
     """The PyTorch estimator that sends `request` to `target`."""
     session = Session(**session_arguments(target, request))
     session.sagemaker_config = CONFIG
@@ -79,7 +79,7 @@ def pytorch(target: Target, request: dict[str, Any], prepare: Callable[[], None]
 
 
 def _estimator(
-    target: Target, session: Session, request: dict[str, Any], prepare: Callable[[], None] | None
+    target: SageMakerBackend, session: Session, request: dict[str, Any], prepare: Callable[[], None] | None
 ) -> Estimator:
     algorithm, resources = request["AlgorithmSpecification"], request["ResourceConfig"]
     limits = request["StoppingCondition"]

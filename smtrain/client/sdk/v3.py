@@ -15,8 +15,8 @@ from sagemaker.core.training import configs
 from sagemaker.core.workflow.pipeline_context import PipelineSession
 from sagemaker.train import ModelTrainer
 
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.backends.sagemaker.retry import Patience
-from smtrain.client.backends.sagemaker.target import Target
 from smtrain.client.sdk.session import CONFIG, newer_fields, refuse_secrets, send, session_arguments, watch
 
 
@@ -37,7 +37,7 @@ class RequestTrainer(ModelTrainer):  # type: ignore[misc]  # the SDK is not type
     """Fields of CreateTrainingJob that ModelTrainer does not know yet (`NEWER`)."""
 
     _prepare: Callable[[], None] | None = PrivateAttr(default=None)
-    _target: Target = PrivateAttr()
+    _target: SageMakerBackend = PrivateAttr()
 
     def train(
         self, input_data_config: Any = None, wait: bool | None = True, logs: bool | None = True, dry_run: bool = False
@@ -84,7 +84,7 @@ class RequestTrainer(ModelTrainer):  # type: ignore[misc]  # the SDK is not type
         """Do nothing: client/backends/sagemaker/defaults.py has read the defaults file already."""
 
 
-def trainer(target: Target, request: dict[str, Any], prepare: Callable[[], None] | None) -> RequestTrainer:
+def trainer(target: SageMakerBackend, request: dict[str, Any], prepare: Callable[[], None] | None) -> RequestTrainer:
     """The ModelTrainer that sends `request` to `target`."""
     session = Session(**session_arguments(target, request))
     session.sagemaker_config = CONFIG

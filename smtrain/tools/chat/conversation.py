@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.core.aws_errors import unnamed
 from smtrain.core.errors import CheckpointError, ConfigError, JobError
 from smtrain.core.files import parse_json
@@ -173,7 +173,7 @@ class EndpointChat(Chat):
     ) -> None:  # fmt: skip
         super().__init__([Speaker("", None, False, Conversation(system, turns))], sampling)
         self.endpoint, self._options = endpoint, options or {}
-        self._place = Target("local" if target and TARGETS[target].here else "aws")
+        self._place = SageMakerBackend("local" if target and TARGETS[target].here else "aws")
 
     def stream(self, text: str) -> Iterator[tuple[str, str]]:
         """(name, piece of the answer), as it comes; a partial answer is kept if the caller stops early.

@@ -7,7 +7,7 @@ from copy import copy
 from pathlib import Path
 from typing import Any
 
-from smtrain.client.backends.base import JobPlace
+from smtrain.client.backends.base import Backend
 from smtrain.client.jobs.copies import StoreCopy
 from smtrain.worker.checkpoint.storage import LocalPlace
 
@@ -15,7 +15,7 @@ from smtrain.worker.checkpoint.storage import LocalPlace
 class FarPlace:
     """A `worker.checkpoint.storage.Place` below an s3:// or oss:// URI."""
 
-    def __init__(self, store: JobPlace, uri: str) -> None:
+    def __init__(self, store: Backend, uri: str) -> None:
         self.copy, self._below = StoreCopy(store, uri), ""
         self._local = LocalPlace(self.copy.folder)
 

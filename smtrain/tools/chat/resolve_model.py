@@ -10,8 +10,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from smtrain.client.backends.base import JobPlace
-from smtrain.client.backends.sagemaker.target import unknown_run
+from smtrain.client.backends.base import Backend
+from smtrain.client.backends.sagemaker.backend import unknown_run
 from smtrain.client.jobs.copies import StoreCopy
 from smtrain.core.config.pai import OSS
 from smtrain.core.errors import CheckpointError, JobError
@@ -175,11 +175,11 @@ def _checkpoints_at(what: Any, target: TargetName | None) -> Place | None:
     return LocalPlace(path) if path.is_dir() and not _model_in(path) and _is_checkpoint(path) else None
 
 
-def _store(uri: str, target: TargetName | None) -> JobPlace:
+def _store(uri: str, target: TargetName | None) -> Backend:
     """The backend that reads an s3:// or oss:// URI."""
-    from smtrain.client.backends.choose import named, place_of
+    from smtrain.client.backends.choose import backend_by_name, backend_of_job
 
-    return named("pai-dlc") if uri.startswith(OSS) else place_of(uri, target)[1]
+    return backend_by_name("pai-dlc") if uri.startswith(OSS) else backend_of_job(uri, target)[1]
 
 
 def _run_named(text: str) -> str:
@@ -266,12 +266,12 @@ def _json(file: Path) -> dict[str, Any]:
 def _of_name(name: str, target: TargetName | None) -> FoundModel:
     from botocore.exceptions import ClientError
 
-    from smtrain.client.backends.choose import place_of
+    from smtrain.client.backends.choose import backend_of_job
     from smtrain.client.jobs.job import Job
     from smtrain.client.jobs.listing import jobs_of
     from smtrain.core.aws_errors import unasked
 
-    job, place = place_of(name, target)
+    job, place = backend_of_job(name, target)
     try:
         exports = jobs_of(place, job, "export")
         done = next((one for one in exports if one.known_done), None)
@@ -313,7 +313,7 @@ def _of_job(job: Any, name: str) -> FoundModel:
         ) from None
 
 
-def _in_s3(target: JobPlace, uri: str, name: str) -> FoundModel:
+def _in_s3(target: Backend, uri: str, name: str) -> FoundModel:
     far = StoreCopy(target, uri).only(_has_no_optimizer)
     sizes = {file: stored.size for file, stored in far.files.items()}
     kind = ADAPTER if is_adapter(sizes) else "config.json" if "config.json" in sizes else None

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from smtrain.client.backends.sagemaker.target import unknown_run
+from smtrain.client.backends.sagemaker.backend import unknown_run
 from smtrain.core.errors import DataError, JobError
 from smtrain.core.extras import missing
 from smtrain.core.files import open_named, parse_json
@@ -137,12 +137,12 @@ def _events(path: Path) -> list[dict[str, float]]:
 def _of_name(name: str, label: str, target: TargetName | None) -> Series:
     from botocore.exceptions import ClientError
 
-    from smtrain.client.backends.choose import place_of
+    from smtrain.client.backends.choose import backend_of_job
     from smtrain.client.jobs.job import Job
     from smtrain.client.jobs.listing import jobs_of
     from smtrain.core.aws_errors import unasked
 
-    job, place = place_of(name, target)
+    job, place = backend_of_job(name, target)
     try:
         attempts = jobs_of(place, job, "train")
         if not attempts:

@@ -37,9 +37,9 @@ def ecr_of(name: str) -> Any:
     named = ecr_image(name)
     if named is None:
         return None
-    from smtrain.client.backends.sagemaker.target import Target
+    from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 
-    return Target("aws", region=named.region).client("ecr")
+    return SageMakerBackend("aws", region=named.region).client("ecr")
 
 
 def size_of(client: Any, ecr: Any, name: str) -> int | None:

@@ -7,9 +7,9 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from smtrain.client.backends.base import JobPlace
-from smtrain.client.backends.choose import place_of, queue
-from smtrain.client.backends.sagemaker.target import unknown_run
+from smtrain.client.backends.base import Backend
+from smtrain.client.backends.choose import backend_of_job, queue
+from smtrain.client.backends.sagemaker.backend import unknown_run
 from smtrain.client.follow.money import Spent, cost_of
 from smtrain.client.follow.reading import pages
 from smtrain.client.jobs.job import Job
@@ -74,7 +74,7 @@ class RunAccount:
     """A run: every attempt of every stage, oldest first, and their results."""
 
     name: str
-    target: JobPlace
+    target: Backend
     jobs: tuple[JobAccount, ...]
     config: dict[str, Any] = field(default_factory=dict)
     """The configs of the newest job of each stage, merged."""
@@ -123,7 +123,7 @@ class RunAccount:
 
 def gather(name: str, target: TargetName | None = None) -> RunAccount:
     """The run of this name, or the run of a job with this name or ARN. Raises `JobError` if there is no such run."""
-    job, place = place_of(name, target)
+    job, place = backend_of_job(name, target)
     ours = stage_of(job)
     run = ours[0] if ours else job
     if not _NAME.fullmatch(run):
@@ -147,7 +147,7 @@ def gather(name: str, target: TargetName | None = None) -> RunAccount:
     )  # fmt: skip
 
 
-def _account(place: JobPlace, job: Job) -> JobAccount:
+def _account(place: Backend, job: Job) -> JobAccount:
     stage, description = (stage_of(job.name) or ("", ""))[1], job.describe()
     cost = cost_of(description, region=place.region_name(), local=place.record.here)
     began = int(description["CreationTime"].timestamp() * 1000) - 60_000
@@ -194,7 +194,7 @@ def _config(run: RunAccount) -> dict[str, Any]:
     return kept
 
 
-def _section(place: JobPlace) -> dict[str, Any]:
+def _section(place: Backend) -> dict[str, Any]:
     """The section that describes a backend with one of its own, which the configs of its jobs leave out."""
     if not place.record.queues:
         return {}
@@ -209,7 +209,7 @@ def _of_command(job: JobAccount) -> dict[str, Any]:
     return {"train": train, "model": {"path": model} if model else {}}
 
 
-def _original(config: dict[str, Any], place: JobPlace) -> tuple[dict[str, Any], dict[str, str]]:
+def _original(config: dict[str, Any], place: Backend) -> tuple[dict[str, Any], dict[str, str]]:
     """The config of a local run with the paths that its inputs were uploaded from, and their digests by path, because
     no other machine knows the S3 of this one. The config of another target is unchanged."""
     if not place.record.here:
@@ -232,7 +232,7 @@ def _original(config: dict[str, Any], place: JobPlace) -> tuple[dict[str, Any], 
     return restored, digests
 
 
-def _config_file(target: JobPlace, job: JobAccount) -> dict[str, Any]:
+def _config_file(target: Backend, job: JobAccount) -> dict[str, Any]:
     """The config file of a job; empty if it is gone."""
     uri = _channel(job, "config")
     try:

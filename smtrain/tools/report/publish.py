@@ -7,7 +7,7 @@ import json
 import tempfile
 from pathlib import Path
 
-from smtrain.client.backends.base import JobPlace
+from smtrain.client.backends.base import Backend
 from smtrain.client.follow.tracked import tracked_of
 from smtrain.client.jobs.job import Job
 from smtrain.core.config.track import Track
@@ -21,7 +21,7 @@ from smtrain.tools.report.report import config_text, page
 from smtrain.worker.evaluation.report import main_rows
 
 
-def publish(name: str, target: JobPlace, track: Track, say: Say) -> None:
+def publish(name: str, target: Backend, track: Track, say: Say) -> None:
     """Attach the results of a run. If the tracker refuses them, say so and continue."""
     if not track.mlflow:
         return

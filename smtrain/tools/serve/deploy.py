@@ -7,8 +7,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from smtrain.client.backends.choose import sagemaker, sagemaker_place_of
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.choose import sagemaker, sagemaker_backend_of_job
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.follow.money import known_prices
 from smtrain.client.jobs.listing import train_jobs
 from smtrain.client.launch.names import checked, schedule_name
@@ -145,7 +145,7 @@ def undeploy(name: str, *, target: TargetName | None = None, say: Say = text.say
     """
     from botocore.exceptions import ClientError
 
-    place = sagemaker_place_of("", target)[1]
+    place = sagemaker_backend_of_job("", target)[1]
     description = described(place, name)
     if description is None:
         raise JobError(f"{name}: there is no such endpoint on target {place.name}")
@@ -162,7 +162,7 @@ def undeploy(name: str, *, target: TargetName | None = None, say: Say = text.say
     say(f"deleted endpoint {name}; nothing of it is billed any more")
 
 
-def described(place: Target, name: str) -> dict[str, Any] | None:
+def described(place: SageMakerBackend, name: str) -> dict[str, Any] | None:
     """DescribeEndpoint's answer; None if there is no such endpoint. Raises `ConfigError` for an invalid name."""
     from botocore.exceptions import ClientError
 
@@ -208,7 +208,7 @@ def spec_of(
     )  # fmt: skip
 
 
-def _refuse_taken(place: Target, name: str) -> None:
+def _refuse_taken(place: SageMakerBackend, name: str) -> None:
     description = described(place, name)
     if description is not None:
         raise JobError(
@@ -217,7 +217,7 @@ def _refuse_taken(place: Target, name: str) -> None:
         )
 
 
-def _schedule(place: Target, name: str, until: datetime.datetime, role: str) -> None:
+def _schedule(place: SageMakerBackend, name: str, until: datetime.datetime, role: str) -> None:
     """Schedule the deletion, before the endpoint exists: without it the endpoint would be billed for ever."""
     from botocore.exceptions import BotoCoreError, ClientError
 
@@ -241,7 +241,7 @@ def _schedule(place: Target, name: str, until: datetime.datetime, role: str) -> 
         ) from None
 
 
-def _create(place: Target, spec: EndpointSpec, scheduled: bool) -> None:
+def _create(place: SageMakerBackend, spec: EndpointSpec, scheduled: bool) -> None:
     """Create model, configuration and endpoint. What a refused call leaves is free, and the next call uses it."""
     from botocore.exceptions import ClientError
 
@@ -269,7 +269,7 @@ def _once(call: Any, request: dict[str, Any]) -> None:
             raise
 
 
-def _follow(place: Target, name: str, say: Say) -> str:
+def _follow(place: SageMakerBackend, name: str, say: Say) -> str:
     """Wait until the endpoint answers or fails; return its status. Raises `JobError` if it failed."""
     before, began = "", time.monotonic()
     while True:
@@ -296,7 +296,7 @@ def _announced(spec: EndpointSpec, hourly: float | None, price: Any, until: date
     return f"endpoint {spec.name}: {spec.instance_count} x {spec.instance_type}, {money}, {end}"
 
 
-def _how(place: Target, spec: EndpointSpec, status: str) -> str:
+def _how(place: SageMakerBackend, spec: EndpointSpec, status: str) -> str:
     if place.record.here:
         return f"{spec.name} is {status}; on this machine it is a record alone, and `smtrain serve` is what answers"
     return (

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.launch import names
 from smtrain.core.config import JobConfig
 from smtrain.core.config.stage_file import TUNED
@@ -105,7 +105,7 @@ def _ranges(axes: Sequence[Axis]) -> dict[str, Any]:
     return ranges
 
 
-def create(place: Target, request: dict[str, Any], say: Say) -> str:
+def create(place: SageMakerBackend, request: dict[str, Any], say: Say) -> str:
     """Create the tuning job, or join an existing one; return its name. Raises `JobError` if AWS refuses."""
     from botocore.exceptions import ClientError, ParamValidationError
 
@@ -123,7 +123,7 @@ def create(place: Target, request: dict[str, Any], say: Say) -> str:
     return name
 
 
-def follow(place: Target, name: str, keys: Sequence[str], say: Say) -> list[Trial]:
+def follow(place: SageMakerBackend, name: str, keys: Sequence[str], say: Say) -> list[Trial]:
     """Wait for a tuning job's end; return its trials. Raises `JobError` if it fails before a trial has finished."""
     shown: dict[str, str] = {}
     while True:
@@ -147,7 +147,7 @@ def follow(place: Target, name: str, keys: Sequence[str], say: Say) -> list[Tria
     return trials
 
 
-def _trials(place: Target, name: str, keys: Sequence[str]) -> list[Trial]:
+def _trials(place: SageMakerBackend, name: str, keys: Sequence[str]) -> list[Trial]:
     """The jobs of a tuning job as trials, in the order of their creation."""
     rows: list[dict[str, Any]] = []
     request: dict[str, Any] = {

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from smtrain.client.backends.choose import sagemaker, target_of
+from smtrain.client.backends.choose import backend_of, sagemaker
 from smtrain.client.config.load import Source
 from smtrain.client.launch.inputs import upload_all
 from smtrain.client.launch.stages import Chain
@@ -79,7 +79,7 @@ def tune(
         smtrain.core.errors.JobError: 2 trials cost some $...
     """
     config, axes = _settled(source, over, max_jobs, parallel, budget, set_, target, sections)
-    place = target_of(config, target)
+    place = backend_of(config, target)
     limits = _limits(config, axes, max_jobs, parallel, budget, early_stop)
     search = search_of(axes, limits.max_jobs, config.train.seed) if not place.record.rented else None
     if out is not None and Path(out).is_file():
@@ -112,7 +112,7 @@ def tuning_job(
     """The CreateHyperParameterTuningJob request that `tune` would send to AWS. Sends nothing; arguments as there."""
     config, axes = _settled(source, over, max_jobs, parallel, budget, set_, target, sections)
     limits = _limits(config, axes, max_jobs, parallel, budget, early_stop)
-    return _request(Chain(config, target_of(config, target), look=False), axes, _objective(config), limits)
+    return _request(Chain(config, backend_of(config, target), look=False), axes, _objective(config), limits)
 
 
 def _settled(

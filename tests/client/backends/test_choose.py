@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from smtrain.client.backends.choose import named, place_of, sagemaker
+from smtrain.client.backends.choose import backend_by_name, backend_of_job, sagemaker
 from smtrain.client.backends.job_registry import CLUSTERS
-from smtrain.client.backends.sagemaker.target import Target
-from smtrain.client.backends.slurm.place import SlurmPlace
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
+from smtrain.client.backends.slurm.backend import SlurmBackend
 from smtrain.core.config.cluster import Cluster
 from smtrain.core.errors import ConfigError, JobError
 from tests.typed import typed
@@ -26,31 +26,34 @@ def nothing_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_job_that_was_submitted_from_here_is_found_by_its_name() -> None:
     CLUSTERS.remember(Cluster(host="me@head", shared="/fsx/a"), "a-train-00000001")
     CLUSTERS.remember(Cluster(shared="/fsx/b"), "b-train-00000002")
-    assert place_of("a-train-00000001") == ("a-train-00000001", SlurmPlace(Cluster(host="me@head", shared="/fsx/a")))
+    assert backend_of_job("a-train-00000001") == (
+        "a-train-00000001",
+        SlurmBackend(Cluster(host="me@head", shared="/fsx/a")),
+    )
     # Without a job's name, the cluster used last.
-    assert named("slurm") == SlurmPlace(Cluster(shared="/fsx/b"))
-    assert isinstance(place_of("a-train-00000001", "local")[1], Target)
+    assert backend_by_name("slurm") == SlurmBackend(Cluster(shared="/fsx/b"))
+    assert isinstance(backend_of_job("a-train-00000001", "local")[1], SageMakerBackend)
 
 
 def test_a_cluster_can_be_named_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SMTRAIN_CLUSTER", "me@head:/fsx/smtrain")
-    assert named("slurm") == SlurmPlace(Cluster(host="me@head", shared="/fsx/smtrain"))
+    assert backend_by_name("slurm") == SlurmBackend(Cluster(host="me@head", shared="/fsx/smtrain"))
     monkeypatch.setenv("SMTRAIN_CLUSTER", "/fsx/smtrain")
-    assert named("slurm") == SlurmPlace(Cluster(shared="/fsx/smtrain"))
+    assert backend_by_name("slurm") == SlurmBackend(Cluster(shared="/fsx/smtrain"))
     monkeypatch.setenv("SMTRAIN_CLUSTER", "head")
     with pytest.raises(ConfigError, match=r"SMTRAIN_CLUSTER is 'head'; it must look like me@head:/fsx/smtrain"):
-        named("slurm")
+        backend_by_name("slurm")
 
 
 def test_without_a_cluster_one_is_told_how_to_name_it() -> None:
     with pytest.raises(ConfigError, match=r"no Slurm cluster is known here; .* SMTRAIN_CLUSTER=me@head:/fsx/smtrain"):
-        named("slurm")
+        backend_by_name("slurm")
 
 
 def test_a_wrong_word_in_the_environment_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SMTRAIN_TARGET", "slrum")
     with pytest.raises(ConfigError, match=r"SMTRAIN_TARGET is 'slrum'; did you mean slurm\? known: local, aws, slurm"):
-        place_of("a-train-00000001")
+        backend_of_job("a-train-00000001")
 
 
 def test_without_a_word_or_credentials_a_job_is_here_if_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,18 +62,18 @@ def test_without_a_word_or_credentials_a_job_is_here_if_it_can_be(monkeypatch: p
     for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
         monkeypatch.setenv(name, "/dev/null")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    assert place_of("a-train-00000001")[1].name == "local"
+    assert backend_of_job("a-train-00000001")[1].name == "local"
     monkeypatch.setattr("smtrain.client.backends.choose.present", lambda package: package != "moto")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
     monkeypatch.setenv("AWS_REGION", "us-west-2")
-    assert place_of("a-train-00000001")[1].name == "aws"
+    assert backend_of_job("a-train-00000001")[1].name == "aws"
 
 
 def test_what_is_sagemakers_alone_says_so() -> None:
     with pytest.raises(ConfigError, match="slurm has no SageMaker API"):
-        sagemaker(SlurmPlace(Cluster(shared="/fsx/b")))
-    target = Target("local")
+        sagemaker(SlurmBackend(Cluster(shared="/fsx/b")))
+    target = SageMakerBackend("local")
     assert sagemaker(target) is target
 
 
@@ -109,6 +112,6 @@ def test_credentials_without_a_region_are_not_enough(nothing_to_ask: None, monke
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
     with pytest.raises(JobError, match="jobs on AWS need credentials and a region"):
-        place_of("nope")
+        backend_of_job("nope")
     monkeypatch.setenv("AWS_REGION", "us-west-2")
-    assert place_of("nope")[1].name == "aws"
+    assert backend_of_job("nope")[1].name == "aws"

@@ -7,7 +7,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError, EndpointConnectionError
 
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 
 GROUP = "/aws/sagemaker/TrainingJobs"
 BEGAN = datetime.datetime(2026, 11, 21, 12, tzinfo=datetime.timezone.utc)
@@ -85,9 +85,9 @@ def description(
     }
 
 
-def target(logs: Any, sagemaker: Any = None) -> Target:
+def target(logs: Any, sagemaker: Any = None) -> SageMakerBackend:
     """A target with these clients."""
-    made = Target("local")
+    made = SageMakerBackend("local")
     made.__dict__.update(logs=logs, sagemaker=sagemaker)  # fills the cached properties
     return made
 

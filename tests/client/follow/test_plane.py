@@ -22,7 +22,7 @@ from types import FrameType
 import pytest
 
 import smtrain
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.follow.follower import Follower
 from smtrain.core.protocol.log_lines import Line
 from testing.plane import Plane, SyntheticJob, digest_of, plane
@@ -66,7 +66,7 @@ def test_nothing_is_lost_and_nothing_doubled(calm: Plane, monkeypatch: pytest.Mo
     calm.delivery(late=2.0, reorder=0.1, late_streams=1.0, empty_pages=0.1, seed=1)
     calm.faults(operations=["logs:*", "sagemaker:Describe*"], throttle=0.15, errors=0.1, drops=0.05, seed=2)
     job = calm.synthetic_job(hosts=HOSTS, lines=LINES, seconds=3.0)
-    follower = Follower(Target("local"), job.name)
+    follower = Follower(SageMakerBackend("local"), job.name)
     got = by_host(event for event in follower.events() if isinstance(event, Line))
     assert same(job, got)
     pages = HOSTS * LINES / 10_000

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import smtrain.client.follow.tracked
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.follow.tracked import feeding
 from smtrain.client.jobs.job import Job
 from smtrain.core.protocol.log_lines import Line, machine_line, step_line
@@ -21,10 +21,10 @@ from tests.core.tracking.test_buffer import Server
 def test_the_use_of_machines_goes_with_the_next_step(local_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server()
     monkeypatch.setattr(smtrain.client.follow.tracked, "open_trackers", lambda *_: [Buffered(server, print)])
-    job = Job("run-train-0123abcd", Target("local"))
+    job = Job("run-train-0123abcd", SageMakerBackend("local"))
     job.known_status = "Completed"
     monkeypatch.setattr(smtrain.client.follow.tracked, "pages", lambda *_: iter(()))
-    monkeypatch.setattr(Target, "tags", lambda *_: {})
+    monkeypatch.setattr(SageMakerBackend, "tags", lambda *_: {})
     description: dict[str, Any] = {
         "Environment": {VARIABLE: '{"mlflow": "http://127.0.0.1:1"}'},
         "CreationTime": datetime.datetime.now(datetime.timezone.utc), "ResourceConfig": {"InstanceType": "ml.m5.large"},

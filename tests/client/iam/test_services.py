@@ -10,7 +10,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 import smtrain
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.iam import policies
 from smtrain.client.iam.statements import OtherCommands, command_statements, tracking
 from smtrain.client.planner.resolve import load_config
@@ -40,7 +40,7 @@ def on_aws(raw: dict[str, Any]) -> dict[str, Any]:
 @pytest.fixture
 def model(local_home: Path) -> str:
     """An exported prefix on the plane."""
-    target, key = Target("local"), "beside/model/"
+    target, key = SageMakerBackend("local"), "beside/model/"
     target.s3.put_object(Bucket="smtrain-local", Key=f"{key}config.json", Body=json.dumps(LLAMA).encode())
     target.s3.put_object(Bucket="smtrain-local", Key=f"{key}model.safetensors", Body=b"x" * 1000)
     return f"s3://smtrain-local/{key}"
@@ -62,9 +62,9 @@ def test_a_tuning_job_uses_what_is_granted_and_nothing_else(on_aws: dict[str, An
     on_aws["name"] = "a-name-that-is-longer-than-SageMakers"
     request = tuning_job(on_aws, over=["train.lr=log:1e-5..1e-3"])
     with recorded() as calls:
-        name = create(Target("local"), request, lambda _: None)
+        name = create(SageMakerBackend("local"), request, lambda _: None)
         with pytest.raises(ClientError, match="NotImplemented"):  # trials: the plane only accepts the request
-            follow(Target("local"), name, ["train.lr"], lambda _: None)
+            follow(SageMakerBackend("local"), name, ["train.lr"], lambda _: None)
     statements = list(command_statements(load_config(on_aws), HERE, OtherCommands(tune=True)))
     trials = statements.pop()
     # the second ends it early, by the command in its message

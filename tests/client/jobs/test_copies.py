@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.jobs import copies
 from smtrain.client.jobs.copies import StoreCopy
 from smtrain.core.errors import JobError
@@ -22,7 +22,7 @@ BIG = 9 << 20  # boto3 sends it in parts, so its ETag is no MD5
 class Bucket:
     """A bucket of the local control plane, whose downloads are counted."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: SageMakerBackend) -> None:
         self.name, self.target, self.fetched = f"copies-{time.time_ns()}", target, list[str]()
         region = target.region_name()
         place = {} if region == "us-east-1" else {"CreateBucketConfiguration": {"LocationConstraint": region}}
@@ -50,7 +50,7 @@ class Bucket:
 
 @pytest.fixture
 def bucket(local_home: Path) -> Iterator[Bucket]:
-    made = Bucket(Target("local"))
+    made = Bucket(SageMakerBackend("local"))
     made.put("config.json", b"{}")
     made.put("model.safetensors", b"a" * BIG)
     yield made

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from smtrain.cli import download, logs, status, stop
-from smtrain.client.backends.choose import place_of
+from smtrain.client.backends.choose import backend_of_job
 from smtrain.client.backends.job_registry import CLUSTERS
 from smtrain.client.jobs.listing import job_of
 from smtrain.core.config.cluster import Cluster
@@ -92,8 +92,8 @@ def test_a_run_that_is_kept_here_is_here_and_not_on_aws(
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
     monkeypatch.delenv("SMTRAIN_TARGET", raising=False)
-    assert place_of("named")[1].name == "local"
-    assert place_of("nam")[1].name == "aws"
+    assert backend_of_job("named")[1].name == "local"
+    assert backend_of_job("nam")[1].name == "aws"
 
 
 def test_a_run_on_a_cluster_is_found_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 import smtrain
 from smtrain.cli.options import model_folder
 from smtrain.client.backends.job_registry import CLUSTERS
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.jobs.job import Job
 from smtrain.client.launch.stages import Chain
 from smtrain.core.config.cluster import Cluster
@@ -25,7 +25,7 @@ WEIGHTS = b"\x08\0\0\0\0\0\0\0{}      "
 
 def leave(job: str, **files: bytes) -> str:
     """Write files as the model of a job; returns its prefix."""
-    target = Target("local")
+    target = SageMakerBackend("local")
     uri = f"{Job(job, target).output.rstrip('/')}/"
     bucket, _, prefix = uri.removeprefix("s3://").partition("/")
     for name, content in files.items():
@@ -80,13 +80,13 @@ def test_every_command_takes_it(child: dict[str, Any]) -> None:
 def test_the_newest_export_counts_and_another_parent_is_another_job(child: dict[str, Any]) -> None:
     config = starting(child, "run://again")
     exported("again")
-    before = Chain(smtrain.load_config(config), Target("local")).base_name("convert")
+    before = Chain(smtrain.load_config(config), SageMakerBackend("local")).base_name("convert")
     newer = exported("again", TWO)
-    chain = Chain(smtrain.load_config(config), Target("local"))
+    chain = Chain(smtrain.load_config(config), SageMakerBackend("local"))
     assert chain.config.model.path == newer
     assert chain.base_name("convert") != before
     named = smtrain.load_config(starting(child, f"run://again-export-{ONE}"))
-    assert Chain(named, Target("local")).base_name("convert") == before
+    assert Chain(named, SageMakerBackend("local")).base_name("convert") == before
 
 
 def test_what_is_no_model_is_one_sentence_with_a_remedy(child: dict[str, Any]) -> None:
@@ -129,7 +129,7 @@ def test_the_reference_of_dpo_may_be_a_run_too(child: dict[str, Any]) -> None:
     def learning(path: str) -> dict[str, Any]:
         return {**child, "train": {**child["train"], "objective": "dpo", "dpo": {"reference": path}}}
 
-    train = Chain(smtrain.load_config(learning("run://told")), Target("local")).config.train
+    train = Chain(smtrain.load_config(learning("run://told")), SageMakerBackend("local")).config.train
     assert train.dpo is not None
     assert train.dpo.reference == uri
     exported("wider", vocab_size=1024)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.jobs.listing import list_jobs
 from testing.plane import Plane
 from testing.plane import plane as plane_of
@@ -20,6 +20,6 @@ def plane(local_home: Path) -> Iterator[Plane]:
     plane.calm()
     yield plane
     plane.calm()
-    for job in list_jobs(Target("local"), limit=100):
+    for job in list_jobs(SageMakerBackend("local"), limit=100):
         if job.known_running:
             job.stop()

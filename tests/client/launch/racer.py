@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import sys
 
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.core.errors import JobError
 from smtrain.core.protocol.owner import Fence, Owner, status_of
 
 
 def main() -> None:
     name, rounds = sys.argv[1], int(sys.argv[2])
-    target = Target("local")
+    target = SageMakerBackend("local")
     status = status_of(lambda _: target.sagemaker)
     for number in range(rounds):
         me = Owner(f"{name}-{number}", target.region_name(), "000000000000")

@@ -8,7 +8,7 @@ import pytest
 
 import smtrain
 from smtrain.client.backends.choose import sagemaker
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 
 AWS = {"AWS_ACCESS_KEY_ID": "A", "AWS_SECRET_ACCESS_KEY": "B", "AWS_DEFAULT_REGION": "us-west-2"}
 
@@ -34,7 +34,7 @@ def test_a_job_kept_here_is_local_any_other_is_on_aws(home: Path, monkeypatch: p
     assert smtrain.Job("mine", "aws").target.name == "aws"
     monkeypatch.setenv("SMTRAIN_TARGET", "aws")
     assert smtrain.Job("mine").target.name == "aws"
-    assert smtrain.Job("mine", Target("local")).target.name == "local"
+    assert smtrain.Job("mine", SageMakerBackend("local")).target.name == "local"
     assert not (home / "local/endpoint.json").exists()
     monkeypatch.setenv("SMTRAIN_TARGET", "moon")
     with pytest.raises(smtrain.ConfigError, match="SMTRAIN_TARGET is 'moon'"):

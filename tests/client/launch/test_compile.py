@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 import smtrain
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.backends.sagemaker.s3 import list_objects
-from smtrain.client.backends.sagemaker.target import Target
 from smtrain.client.launch import graphs
 from smtrain.client.launch.stages import Chain
 from smtrain.client.planner.resolve import load_config
@@ -51,7 +51,7 @@ def changed(raw: dict[str, Any], *settings: str) -> dict[str, str]:
 
 def names(uri: str) -> set[str]:
     prefix = split_uri(uri)[1]
-    return {item["Key"].removeprefix(f"{prefix}/") for item in list_objects(Target("local"), f"{uri}/")}
+    return {item["Key"].removeprefix(f"{prefix}/") for item in list_objects(SageMakerBackend("local"), f"{uri}/")}
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_graphs_are_compiled_once_and_every_later_job_knows(prepared: str, train
     kept = names(result["cache"])
     assert sum(name.endswith("/model.neff") for name in kept) == 3
     assert not any(name.endswith((".lock", ".log")) for name in kept)
-    chain = Chain(load_config(raw), Target("local"))
+    chain = Chain(load_config(raw), SageMakerBackend("local"))
     chain_says: list[str] = []
     graphs.announce(chain.target, chain.config, chain.plan("train").request, chain_says.append)
     assert chain_says == [f"graphs: all 3 were compiled by {job.name} ({result['cache']})"]
@@ -102,9 +102,14 @@ def test_graphs_that_fail_fail_the_job_by_name_and_are_not_cached(
     assert "too many instructions" in text
     uri = changed(raw)[URI]
     assert {name.split("/")[1] for name in names(uri)} == {"MODULE_111+aa", "MODULE_333+aa"}
-    assert graphs.held(Target("local"), uri) is None
+    assert graphs.held(SageMakerBackend("local"), uri) is None
     said: list[str] = []
-    graphs.announce(Target("local"), Chain(load_config(raw), Target("local")).config, smtrain.request(raw), said.append)
+    graphs.announce(
+        SageMakerBackend("local"),
+        Chain(load_config(raw), SageMakerBackend("local")).config,
+        smtrain.request(raw),
+        said.append,
+    )
     assert said[0].startswith("graphs: not compiled ahead")
     del raw["compute"]["environment"]["STANDIN_FAIL"]
     job = smtrain.launch(raw, stage="compile", say=_silent)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import smtrain
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.launch.stages import Chain
 
 P5 = Path(__file__).parents[1] / "sdk/golden/p5.yaml"
@@ -20,7 +20,7 @@ FIRST = "llama-3-1-8b-train-b5d12c1c"
 
 def planned(config: Path, *set_: str) -> tuple[str, dict[str, Any]]:
     """The name of the train stage's first job, and section train of its file."""
-    chain = Chain(smtrain.load_config(config, set_=set_), Target("aws", "us-east-2"), look=False)
+    chain = Chain(smtrain.load_config(config, set_=set_), SageMakerBackend("aws", "us-east-2"), look=False)
     plan = chain.plan("train")
     (_, text), *_ = plan.uploads[-1].files
     assert isinstance(text, bytes)

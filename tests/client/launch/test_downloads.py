@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.jobs.results import download
 from smtrain.core.errors import JobError
 
@@ -15,7 +15,7 @@ FILES = {"config.json": b"{}", "sub/weights.bin": b"w" * 5000, "in-parts.bin": b
 
 @pytest.fixture(scope="module")
 def uri(local_home: Path) -> str:
-    target = Target("local")
+    target = SageMakerBackend("local")
     target.s3.create_bucket(Bucket="downloads")
     for name, content in FILES.items():
         if name != "in-parts.bin":
@@ -36,7 +36,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_second_download_leaves_what_is_the_same_and_goes_on(uri: str, tmp_path: Path) -> None:
-    target = Target("local")
+    target = SageMakerBackend("local")
     assert download(target, [(uri, tmp_path)]) == 3
     assert tree(tmp_path) == FILES
     before = {path: path.stat().st_ino for path in tmp_path.rglob("*") if path.is_file()}
@@ -54,14 +54,14 @@ def test_other_files_stay_unless_asked(uri: str, tmp_path: Path, name: str, chan
     mine = b"mine" if change == "size" else b"x" * len(FILES[name])
     (tmp_path / name).write_bytes(mine)
     with pytest.raises(JobError, match=rf"holds other files of the same names \({name}\).*--overwrite"):
-        download(Target("local"), [(uri, tmp_path)])
+        download(SageMakerBackend("local"), [(uri, tmp_path)])
     assert tree(tmp_path) == {name: mine}
-    download(Target("local"), [(uri, tmp_path)], overwrite=True)
+    download(SageMakerBackend("local"), [(uri, tmp_path)], overwrite=True)
     assert tree(tmp_path) == FILES
 
 
 def test_what_no_flag_replaces(uri: str, tmp_path: Path) -> None:
-    target = Target("local")
+    target = SageMakerBackend("local")
     (tmp_path / "file").write_text("mine")
     (tmp_path / "a/config.json").mkdir(parents=True)
     (tmp_path / "b").mkdir()
@@ -80,22 +80,22 @@ def test_what_no_flag_replaces(uri: str, tmp_path: Path) -> None:
 def test_what_a_running_job_deletes_meanwhile_leaves_no_half_of_a_folder(
     local_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target = Target("local")
-    fetch = Target.fetch
+    target = SageMakerBackend("local")
+    fetch = SageMakerBackend.fetch
     target.s3.create_bucket(Bucket="pruned")
     for step in (2, 4, 6):
         for name in ("a", "b", "manifest.json"):
             target.s3.put_object(Bucket="pruned", Key=f"out/step_{step}/{name}", Body=b"x")
 
-    def delayed(self: Target, bucket: str, key: str, path: Path) -> None:
+    def delayed(self: SageMakerBackend, bucket: str, key: str, path: Path) -> None:
         if key.endswith("step_2/b"):
             for name in ("a", "b", "manifest.json"):
                 target.s3.delete_object(Bucket="pruned", Key=f"out/step_2/{name}")
         fetch(self, bucket, key, path)
 
-    listing, asked = Target.listing, []
-    monkeypatch.setattr(Target, "fetch", delayed)
-    monkeypatch.setattr(Target, "listing", lambda self, uri: asked.append(uri) or listing(self, uri))
+    listing, asked = SageMakerBackend.listing, []
+    monkeypatch.setattr(SageMakerBackend, "fetch", delayed)
+    monkeypatch.setattr(SageMakerBackend, "listing", lambda self, uri: asked.append(uri) or listing(self, uri))
     assert download(target, [("s3://pruned/out/", tmp_path)]) == 6
     assert len(asked) == 3, "at the beginning, for the first file that is gone, and at the end"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_4", "step_6"]
@@ -105,16 +105,16 @@ def test_what_a_running_job_deletes_meanwhile_leaves_no_half_of_a_folder(
 def test_an_object_that_cannot_be_fetched_is_an_error(
     uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(self: Target, bucket: str, key: str, path: Path) -> None:
+    def refused(self: SageMakerBackend, bucket: str, key: str, path: Path) -> None:
         raise JobError("denied")
 
-    monkeypatch.setattr(Target, "fetch", refused)
+    monkeypatch.setattr(SageMakerBackend, "fetch", refused)
     with pytest.raises(JobError, match="denied"):
-        download(Target("local"), [(uri, tmp_path)])
+        download(SageMakerBackend("local"), [(uri, tmp_path)])
 
 
 def test_a_key_that_leads_out_is_refused(uri: str, tmp_path: Path) -> None:
-    target = Target("local")
+    target = SageMakerBackend("local")
     target.s3.put_object(Bucket="downloads", Key="bad/../../x", Body=b"x")
     with pytest.raises(JobError, match="points outside"):
         download(target, [("s3://downloads/bad/", tmp_path / "to")])
@@ -122,7 +122,7 @@ def test_a_key_that_leads_out_is_refused(uri: str, tmp_path: Path) -> None:
 
 
 def test_weights_never_come_next_to_those_of_another_model(uri: str, tmp_path: Path) -> None:
-    target = Target("local")
+    target = SageMakerBackend("local")
     for name in ("config.json", "model-1-of-1.safetensors"):
         target.s3.put_object(Bucket="downloads", Key=f"model/{name}", Body=b"{}")
     (tmp_path / "model.safetensors").write_bytes(b"old")
@@ -135,16 +135,16 @@ def test_weights_never_come_next_to_those_of_another_model(uri: str, tmp_path: P
 
 
 def test_objects_that_change_meanwhile_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target, fetch = Target("local"), Target.fetch
+    target, fetch = SageMakerBackend("local"), SageMakerBackend.fetch
     target.s3.create_bucket(Bucket="changing")
     target.s3.put_object(Bucket="changing", Key="m/a", Body=b"aaa")
 
-    def changing(self: Target, bucket: str, key: str, path: Path) -> None:
+    def changing(self: SageMakerBackend, bucket: str, key: str, path: Path) -> None:
         target.s3.put_object(Bucket=bucket, Key=key, Body=b"bbb")
         fetch(self, bucket, key, path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Target, "fetch", changing)
+        patch.setattr(SageMakerBackend, "fetch", changing)
         with pytest.raises(JobError, match=r"changed while it was being copied; run the same command .*--overwrite"):
             download(target, [("s3://changing/m/", tmp_path)])
     assert download(target, [("s3://changing/m/", tmp_path)], overwrite=True) == 1

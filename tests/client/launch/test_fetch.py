@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import smtrain
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.core.config.section import Secret
 from smtrain.core.protocol.entrypoints import entrypoints_folder
 from tests import as_told
@@ -46,7 +46,7 @@ def config(hub: Hub, text: Path, token: dict[str, str] | None) -> dict[str, Any]
 def test_the_token_is_read_in_the_container_and_lies_nowhere(
     hub: Hub, local_home: Path, trained_inputs: dict[str, Path]
 ) -> None:
-    target = Target("local")
+    target = SageMakerBackend("local")
     target.client("secretsmanager").create_secret(Name="team/hub", SecretString=json.dumps({"token": TOKEN}))
     raw = config(hub, trained_inputs["text"], {"secret": "team/hub", "key": "token"})
     assert smtrain.check(raw, stage="fetch").ok
@@ -91,7 +91,7 @@ def test_a_token_nobody_keeps_is_found_before_anything_runs(
 ) -> None:
     found = smtrain.check(config(hub, trained_inputs["text"], {"ssm": "/nowhere"}), stage="fetch")
     assert [f.text for f in found.faults] == ["there is no SSM parameter /nowhere in us-east-1"]
-    Target("local").client("ssm").put_parameter(Name="/hub/token", Value=TOKEN, Type="SecureString")
+    SageMakerBackend("local").client("ssm").put_parameter(Name="/hub/token", Value=TOKEN, Type="SecureString")
     assert smtrain.check(config(hub, trained_inputs["text"], {"ssm": "/hub/token"}), stage="fetch").ok
 
 
@@ -100,7 +100,7 @@ def test_a_parameter_is_read_as_a_secret_is(local_home: Path, monkeypatch: pytes
     monkeypatch.setattr("boto3.DEFAULT_SESSION", None)
     monkeypatch.syspath_prepend(str(entrypoints_folder()))
     read = importlib.import_module("token_by_name").read
-    ssm, secrets = (Target("local").client(name) for name in ("ssm", "secretsmanager"))
+    ssm, secrets = (SageMakerBackend("local").client(name) for name in ("ssm", "secretsmanager"))
     ssm.put_parameter(Name="/a/token", Value=f"{TOKEN}\n", Type="SecureString")
     assert read(Secret(ssm="/a/token")) == TOKEN
     arn = secrets.create_secret(Name="plain", SecretString=TOKEN)["ARN"]

@@ -11,7 +11,7 @@ import pytest
 from safetensors.torch import load_file
 
 import smtrain
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.launch.inputs import is_model_file, is_weights_file
 from smtrain.worker.checkpoint.open import open_weights
 from tests.worker.checkpoint.folders import same, weights_of
@@ -57,7 +57,7 @@ MEGATRON: dict[str, Any] = {"name": "from-megatron", "compute": {"processes_per_
 
 
 def in_s3(folder: Path, prefix: str) -> str:
-    s3 = Target("local").s3
+    s3 = SageMakerBackend("local").s3
     for path in folder.rglob("*"):
         if path.is_file():
             s3.upload_file(str(path), "smtrain-local", f"{prefix}/{path.relative_to(folder)}")

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 import smtrain
-from smtrain.client.backends.choose import target_of
+from smtrain.client.backends.choose import backend_of
 from smtrain.client.launch.stages import Chain
 from smtrain.client.runs.launch import tagged
 from smtrain.core.git import TAG, committed
@@ -63,7 +63,7 @@ def test_the_tag_changes_no_stage_and_one_of_the_users_stays(raw: dict[str, Any]
     with_tag = tagged(config, repository)
     assert with_tag.tags[TAG] == committed(repository)
     assert keys_of(with_tag, "train") == keys_of(config, "train")
-    place = target_of(config)
+    place = backend_of(config)
     assert Chain(with_tag, place, look=False).base_name("train") == Chain(config, place, look=False).base_name("train")
     mine = smtrain.load_config(raw | {"tags": {TAG: "mine"}})
     assert tagged(mine, repository) is mine

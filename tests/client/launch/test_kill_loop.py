@@ -25,8 +25,8 @@ import yaml
 from botocore.exceptions import ClientError
 
 import smtrain
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.backends.sagemaker.s3 import list_objects
-from smtrain.client.backends.sagemaker.target import Target
 from smtrain.client.jobs.checkpoints import saved_steps
 from smtrain.client.jobs.listing import list_jobs
 from smtrain.core.config import Stage
@@ -149,7 +149,7 @@ class Client:
         return self.process.returncode
 
 
-def damage(target: Target, prefix: str, chance: random.Random) -> str | None:
+def damage(target: SageMakerBackend, prefix: str, chance: random.Random) -> str | None:
     """Change one file of the newest whole checkpoint, if an older whole one exists to resume from."""
     whole = [step for step in saved_steps(target, prefix) if step.whole]
     if len(whole) < 2:
@@ -174,7 +174,7 @@ def damage(target: Target, prefix: str, chance: random.Random) -> str | None:
     return f"{how} {item['Key'][len(key) :]} of {whole[-1].name}"
 
 
-def final_hashes(target: Target, job: smtrain.Job) -> dict[str, str]:
+def final_hashes(target: SageMakerBackend, job: smtrain.Job) -> dict[str, str]:
     """sha256 of every file of the last checkpoint, as its manifest has them."""
     import json
 
@@ -192,7 +192,7 @@ def test_killed_at_random_it_ends_bit_for_bit(
     prepared, *_, whole = (smtrain.launch(config, stage=stage, say=lambda _: None) for stage in stages)
     expected = losses(whole)
     assert sorted(expected) == list(range(1, STEPS + 1))
-    hashes = final_hashes(Target("local"), whole)
+    hashes = final_hashes(SageMakerBackend("local"), whole)
     logged = {int(record["step"]): record for record in whole.records}
 
     name = config["name"].replace("reference", "battered")
@@ -214,7 +214,7 @@ def test_killed_at_random_it_ends_bit_for_bit(
                 break
             continue
         # What is hit is what runs now; the newest of the run's train jobs.
-        job = list_jobs(Target("local"), name_contains=f"{name}-train-", limit=1)[0]
+        job = list_jobs(SageMakerBackend("local"), name_contains=f"{name}-train-", limit=1)[0]
         target = chance.choice(TARGETS)
         found = [client.process.pid] if target == "client" else victims(home, job.name, target)
         if not found:
@@ -228,14 +228,14 @@ def test_killed_at_random_it_ends_bit_for_bit(
         if target != "client":
             wait_until_ended(job, 120)
             if chance.random() < 0.3 and (
-                done := damage(Target("local"), job.describe()["CheckpointConfig"]["S3Uri"], chance)
+                done := damage(SageMakerBackend("local"), job.describe()["CheckpointConfig"]["S3Uri"], chance)
             ):
                 damaged.append(done)
     print(f"kills: {dict(kills)}; damaged: {damaged}")
     record_property("tries", kills.total() + len(damaged))
     assert kills.total() >= 0.6 * KILLS, f"the run ended after {kills}"
 
-    attempts = list_jobs(Target("local"), name_contains=f"{name}-train-", limit=1000)
+    attempts = list_jobs(SageMakerBackend("local"), name_contains=f"{name}-train-", limit=1000)
     last = attempts[0]
     assert last.status == "Completed"
     seen: set[int] = set()
@@ -250,10 +250,10 @@ def test_killed_at_random_it_ends_bit_for_bit(
             exact = losses(job)
             assert {step: expected[step] for step in exact} == exact
     assert seen == set(range(1, STEPS + 1))
-    assert final_hashes(Target("local"), last) == hashes
+    assert final_hashes(SageMakerBackend("local"), last) == hashes
 
     prefix = last.describe()["CheckpointConfig"]["S3Uri"]
-    assert sum(step.whole for step in saved_steps(Target("local"), prefix)) >= 1
+    assert sum(step.whole for step in saved_steps(SageMakerBackend("local"), prefix)) >= 1
     shut_down()
     deadline = time.monotonic() + 30
     while left := processes(home, lambda line, env: os.fsencode(home) in line or b"TRAINING_JOB_NAME=battered" in env):

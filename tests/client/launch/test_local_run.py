@@ -19,8 +19,8 @@ from rich.console import Console
 import smtrain
 from smtrain.cli.demo_show import show
 from smtrain.client.backends.choose import sagemaker
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.backends.sagemaker.s3 import list_objects
-from smtrain.client.backends.sagemaker.target import Target
 from smtrain.client.jobs.listing import list_jobs
 from smtrain.core.protocol.uris import split_uri
 from smtrain.plane.client import running
@@ -126,10 +126,10 @@ def test_its_stages_began_with_their_imports_made(whole: smtrain.Run) -> None:
 
 
 def test_run_again_does_nothing_again(whole: smtrain.Run, base: dict[str, Any]) -> None:
-    before = {job.name for job in list_jobs(Target("local"), limit=100)}
+    before = {job.name for job in list_jobs(SageMakerBackend("local"), limit=100)}
     again = smtrain.run(base, say=lambda _: None)
     assert all(result.skipped for result in again.results)
-    assert {job.name for job in list_jobs(Target("local"), limit=100)} == before
+    assert {job.name for job in list_jobs(SageMakerBackend("local"), limit=100)} == before
     assert again.loss == whole.loss
     assert "5 of 5 stages were done before" in again.summary()
     said: list[str] = []

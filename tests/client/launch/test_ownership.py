@@ -16,7 +16,7 @@ import yaml
 from botocore.exceptions import ClientError, EndpointConnectionError
 
 import smtrain
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.jobs.listing import jobs_of
 from smtrain.client.jobs.results import download
 from smtrain.client.launch.inputs import upload_all
@@ -57,7 +57,7 @@ def jobs() -> Jobs:
 
 def fence(prefix: str, job: str, jobs: Jobs, **more: Any) -> Fence:
     me = Owner(job, "us-east-1", "111122223333", until=time.time() + 1000)
-    return Fence(Target("local").s3, prefix, replace(me, **more), jobs)
+    return Fence(SageMakerBackend("local").s3, prefix, replace(me, **more), jobs)
 
 
 def test_of_two_that_claim_at_once_one_wins_and_the_loser_names_it(
@@ -124,7 +124,7 @@ def test_two_launches_with_different_settings_make_one_job(
             racer.stdin.flush()
         said = [racer.stdout.readline().strip() for racer in racers if racer.stdout]
         assert said.count("launched") == 1, said
-        made = jobs_of(Target("local"), name, "train")
+        made = jobs_of(SageMakerBackend("local"), name, "train")
         assert len(made) == 1
         last = next(text for text in said if text != "launched")
         assert last.startswith(f"{made[0].name} "), last
@@ -196,7 +196,7 @@ def test_a_record_that_cannot_be_read_blocks_with_a_sentence(prefix: str, jobs: 
     bucket, _, key = ownership.owner_uri(prefix).removeprefix("s3://").partition("/")
     assert key.endswith("/checkpoints.owner.json"), "next to the prefix, not in it"
     for body in (b"", b"[]", b'{"format": "other"}', b"\xff"):
-        Target("local").s3.put_object(Bucket=bucket, Key=key, Body=body)
+        SageMakerBackend("local").s3.put_object(Bucket=bucket, Key=key, Body=body)
         with pytest.raises(JobError, match=r"checkpoints\.owner\.json cannot be read .* delete it once no job"):
             fence(prefix, "one", jobs).claim()
 
@@ -223,7 +223,7 @@ def test_runs_whose_names_end_or_begin_alike_have_nothing_to_do_with_each_other(
         config = {**raw, "name": name, "target": "local", "data": {"prepared": f"s3://smtrain-local/{name}/"}}
         made[name] = smtrain.launch(config, wait=False, say=lambda _: None).name
     for name, job in made.items():
-        assert [found.name for found in jobs_of(Target("local"), name, "train")] == [job]
+        assert [found.name for found in jobs_of(SageMakerBackend("local"), name, "train")] == [job]
     run = smtrain.Run(smtrain.load_config({**config, "name": mark}))
     run.results.append(StageResult("train", smtrain.Job(made[mark], "local"), 0, "", False))
     assert run.records == []
@@ -248,7 +248,7 @@ def test_jobs_made_beside_smtrain_end_or_write_apart(
             break
 
     def sent(**more: Any) -> smtrain.Job:
-        target = Target("local")
+        target = SageMakerBackend("local")
         chain = Chain(smtrain.load_config({**config, **more}), target)
         plan = chain.plan("train")
         upload_all(target, list(plan.uploads), lambda _: None)

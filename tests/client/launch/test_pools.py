@@ -12,7 +12,7 @@ import pytest
 
 import smtrain
 from smtrain.cli.dispatch import call
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.launch import pools
 from smtrain.core.facts.warm_pools import first_difference
 from smtrain.plane.client import ROLE
@@ -21,8 +21,8 @@ KIND = "ml.trn1.2xlarge"  # 1.54 dollars an hour in core/facts/prices.toml
 
 
 @pytest.fixture
-def target(local_home: Path) -> Iterator[Target]:
-    target = Target("local")
+def target(local_home: Path) -> Iterator[SageMakerBackend]:
+    target = SageMakerBackend("local")
     yield target
     for pool in pools.available(target):
         pools.release(target, pool.job)
@@ -44,7 +44,7 @@ def request(command: str = "true", **resources: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def run(target: Target, asked: dict[str, Any]) -> str:
+def run(target: SageMakerBackend, asked: dict[str, Any]) -> str:
     target.sagemaker.create_training_job(**asked)
     job = smtrain.Job(asked["TrainingJobName"], target)
     list(job.events(poll=0.05))
@@ -52,7 +52,7 @@ def run(target: Target, asked: dict[str, Any]) -> str:
     return job.name
 
 
-def said_before(target: Target, asked: dict[str, Any], wait: float = 0) -> list[str]:
+def said_before(target: SageMakerBackend, asked: dict[str, Any], wait: float = 0) -> list[str]:
     said: list[str] = []
     pools.before(target, asked, said.append, wait=wait)
     return said
@@ -68,7 +68,7 @@ def cli(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 
 
 def test_a_pool_is_listed_with_its_price_and_its_end_and_released(
-    target: Target, capsys: pytest.CaptureFixture[str]
+    target: SageMakerBackend, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert pools.available(target) == []
     name = run(target, request())
@@ -91,7 +91,7 @@ def test_a_pool_is_listed_with_its_price_and_its_end_and_released(
     assert cli(capsys, "release", "--all")[1].endswith("its warm pool is released\n")
 
 
-def test_before_a_launch_the_pool_is_named_or_the_first_field_that_differs(target: Target) -> None:
+def test_before_a_launch_the_pool_is_named_or_the_first_field_that_differs(target: SageMakerBackend) -> None:
     assert said_before(target, request()) == []
     name = run(target, request())
     far = run(target, request(InstanceCount=1))
@@ -106,7 +106,7 @@ def test_before_a_launch_the_pool_is_named_or_the_first_field_that_differs(targe
     assert run(target, request()) == smtrain.Job(name, target).describe()["WarmPoolStatus"]["ReusedByJob"]
 
 
-def test_it_waits_for_a_pool_that_is_about_to_be_there(target: Target) -> None:
+def test_it_waits_for_a_pool_that_is_about_to_be_there(target: SageMakerBackend) -> None:
     busy = request("sleep 2")
     target.sagemaker.create_training_job(**busy)
     name = busy["TrainingJobName"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.core.errors import ConfigError
 
 PLACES = ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE", "AWS_EC2_METADATA_SERVICE_ENDPOINT")
@@ -72,20 +72,20 @@ def test_the_environment_then_the_profile(
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    target = Target("aws")
+    target = SageMakerBackend("aws")
     assert target.region_name() == region
     assert target.s3.meta.region_name == region
-    assert Target("aws", "ca-west-1").region_name() == "ca-west-1"
+    assert SageMakerBackend("aws", "ca-west-1").region_name() == "ca-west-1"
 
 
 def test_then_the_instances_own(instance: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Target("aws").region_name() == "ap-south-1"
+    assert SageMakerBackend("aws").region_name() == "ap-south-1"
     monkeypatch.setenv("AWS_PROFILE", "work")
-    assert Target("aws").region_name() == "eu-north-1"
+    assert SageMakerBackend("aws").region_name() == "eu-north-1"
 
 
 def test_where_nothing_says_so_all_places_are_named() -> None:
     with pytest.raises(ConfigError, match="AWS_REGION, AWS_DEFAULT_REGION and the AWS profile name no region"):
-        Target("aws").region_name()
+        SageMakerBackend("aws").region_name()
     with pytest.raises(ConfigError, match=r"compute\.region: is not set"):
-        Target("aws").client("sagemaker")
+        SageMakerBackend("aws").client("sagemaker")

@@ -18,7 +18,7 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 import smtrain
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.jobs.listing import list_jobs
 from smtrain.client.launch import one_job as submit
 from smtrain.client.launch.pools import waiting
@@ -43,7 +43,7 @@ def hold(plane: Plane) -> Callable[[], None]:
 
 
 def jobs_of(config: dict[str, Any]) -> list[str]:
-    return sorted(job.name for job in list_jobs(Target("local"), name_contains=config["name"], limit=100))
+    return sorted(job.name for job in list_jobs(SageMakerBackend("local"), name_contains=config["name"], limit=100))
 
 
 def launch(config: dict[str, Any], said: list[str], **more: Any) -> smtrain.Job:
@@ -188,7 +188,7 @@ def test_the_next_type_takes_the_job_and_the_same_command_finds_it(
 ) -> None:
     plane.no_capacity(KIND)
     both = with_compute(config, fallback_instance_types=[OTHER])
-    Target("local").s3.put_object(Bucket="smtrain-local", Key=f"{config['name']}/manifest.json", Body=b"{}")
+    SageMakerBackend("local").s3.put_object(Bucket="smtrain-local", Key=f"{config['name']}/manifest.json", Body=b"{}")
     said: list[str] = []
     job = launch(both, said)
     assert job.describe()["ResourceConfig"]["InstanceType"] == OTHER
@@ -251,7 +251,7 @@ def test_ctrl_c_says_what_it_leaves(
 @pytest.mark.parametrize("target", ["aws", "local"])
 def test_patience_is_counted_from_the_first_attempt(target: Any) -> None:
     now = [1000.0]
-    pace = Target(target).pace
+    pace = SageMakerBackend(target).pace
     patience = waiting(6 * 3600, pace, clock=lambda: now[0])
     first, longest = pace.pauses
     pauses = []

@@ -18,8 +18,8 @@ from botocore.awsrequest import AWSResponse
 from botocore.compat import HTTPHeaders
 
 from smtrain.client.backends.sagemaker import s3
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.backends.sagemaker.s3 import owner, send
-from smtrain.client.backends.sagemaker.target import Target
 from smtrain.client.launch.inputs import Upload, _content_addressed, described_uploads, is_model_file, upload_all
 from smtrain.core.errors import JobError
 from tests.typed import typed
@@ -30,9 +30,9 @@ BUCKET = "smtrain-local"
 
 
 @pytest.fixture
-def target(local_home: Path, monkeypatch: pytest.MonkeyPatch) -> Target:
+def target(local_home: Path, monkeypatch: pytest.MonkeyPatch) -> SageMakerBackend:
     monkeypatch.setattr(s3, "PART", PART)
-    return Target("local")
+    return SageMakerBackend("local")
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def key() -> str:
 
 
 @pytest.fixture
-def calls(target: Target) -> Iterator[list[tuple[str, dict[str, Any]]]]:
+def calls(target: SageMakerBackend) -> Iterator[list[tuple[str, dict[str, Any]]]]:
     """Every S3 call's operation and parameters, as they leave."""
     made: list[tuple[str, dict[str, Any]]] = []
 
@@ -64,12 +64,12 @@ def sha(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def begun(target: Target, key: str) -> list[dict[str, Any]]:
+def begun(target: SageMakerBackend, key: str) -> list[dict[str, Any]]:
     found = target.s3.list_multipart_uploads(Bucket=BUCKET, Prefix=key).get("Uploads", [])
     return [upload for upload in found if upload["Key"] == key]
 
 
-def content(target: Target, key: str) -> bytes:
+def content(target: SageMakerBackend, key: str) -> bytes:
     return bytes(target.s3.get_object(Bucket=BUCKET, Key=key)["Body"].read())
 
 
@@ -78,7 +78,7 @@ def sent_parts(calls: list[tuple[str, dict[str, Any]]]) -> list[int]:
 
 
 def test_a_large_file_goes_in_parts_with_checksums_and_the_owner(
-    target: Target, file: Path, key: str, calls: list[tuple[str, dict[str, Any]]]
+    target: SageMakerBackend, file: Path, key: str, calls: list[tuple[str, dict[str, Any]]]
 ) -> None:
     assert send(target, BUCKET, key, file, sha(file)) == 0
     assert content(target, key) == file.read_bytes()
@@ -92,15 +92,15 @@ def test_a_large_file_goes_in_parts_with_checksums_and_the_owner(
 
 
 def test_a_killed_upload_is_gone_on_with(
-    target: Target, file: Path, key: str, calls: list[tuple[str, dict[str, Any]]], local_home: Path
+    target: SageMakerBackend, file: Path, key: str, calls: list[tuple[str, dict[str, Any]]], local_home: Path
 ) -> None:
     """kill -9 when the third part is about to be sent: the next call sends what is missing, and nothing is left."""
     program = (
         "import os, signal, sys, time\n"
         "from pathlib import Path\n"
         "from smtrain.client.backends.sagemaker import s3\n"
-        "from smtrain.client.backends.sagemaker.target import Target\n"
-        f"s3.PART, s3.SENDERS, target = {PART}, 1, Target('local')\n"
+        "from smtrain.client.backends.sagemaker.backend import SageMakerBackend\n"
+        f"s3.PART, s3.SENDERS, target = {PART}, 1, SageMakerBackend('local')\n"
         "def die(params, **_):\n"
         "    if params['PartNumber'] == 3:\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -117,7 +117,7 @@ def test_a_killed_upload_is_gone_on_with(
 
 
 def test_parts_of_another_content_are_sent_again(
-    target: Target, file: Path, key: str, calls: list[tuple[str, dict[str, Any]]]
+    target: SageMakerBackend, file: Path, key: str, calls: list[tuple[str, dict[str, Any]]]
 ) -> None:
     begin_with(target, key, [os.urandom(PART), file.read_bytes()[PART : 2 * PART]])
     calls.clear()
@@ -126,13 +126,13 @@ def test_parts_of_another_content_are_sent_again(
     assert content(target, key) == file.read_bytes()
 
 
-def begin_with(target: Target, key: str, parts: list[bytes]) -> None:
+def begin_with(target: SageMakerBackend, key: str, parts: list[bytes]) -> None:
     upload = target.s3.create_multipart_upload(Bucket=BUCKET, Key=key)["UploadId"]
     for number, part in enumerate(parts, 1):
         target.s3.upload_part(Bucket=BUCKET, Key=key, UploadId=upload, PartNumber=number, Body=part)
 
 
-def test_parts_of_another_size_are_thrown_away(target: Target, file: Path, key: str) -> None:
+def test_parts_of_another_size_are_thrown_away(target: SageMakerBackend, file: Path, key: str) -> None:
     begin_with(target, key, [os.urandom(PART + 1)])
     assert send(target, BUCKET, key, file, sha(file)) == 0
     assert content(target, key) == file.read_bytes()
@@ -141,7 +141,7 @@ def test_parts_of_another_size_are_thrown_away(target: Target, file: Path, key: 
 
 @pytest.mark.parametrize("size", [SIZE, 1000])
 def test_a_file_that_was_edited_since_it_was_named_is_refused_and_leaves_nothing(
-    target: Target, tmp_path: Path, key: str, size: int
+    target: SageMakerBackend, tmp_path: Path, key: str, size: int
 ) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(os.urandom(size))
@@ -155,7 +155,9 @@ def test_a_file_that_was_edited_since_it_was_named_is_refused_and_leaves_nothing
     assert not target.s3.list_objects_v2(Bucket=BUCKET, Prefix=key).get("Contents")
 
 
-def test_an_answer_that_is_lost_when_an_upload_is_completed_is_found_out(target: Target, file: Path, key: str) -> None:
+def test_an_answer_that_is_lost_when_an_upload_is_completed_is_found_out(
+    target: SageMakerBackend, file: Path, key: str
+) -> None:
     from testing.plane import plane
 
     switches = plane()
@@ -169,7 +171,7 @@ def test_an_answer_that_is_lost_when_an_upload_is_completed_is_found_out(target:
 
 
 def test_the_owner_is_named_where_the_name_of_the_bucket_tells_it() -> None:
-    there = Target("aws", "eu-north-1")
+    there = SageMakerBackend("aws", "eu-north-1")
     assert owner(there, "sagemaker-eu-north-1-111122223333") == {"ExpectedBucketOwner": "111122223333"}
     assert owner(there, "team-bucket-111122223333") == {}
 
@@ -197,7 +199,7 @@ MODEL = (
 
 @pytest.mark.parametrize("small", [0, 1 << 20])
 def test_only_what_models_consist_of_is_uploaded(
-    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: int
+    target: SageMakerBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: int
 ) -> None:
     for name in (*MODEL, *BESIDE):
         path = tmp_path / "model" / name
@@ -238,7 +240,7 @@ def test_the_command_line_lists_them_and_sends_nothing(
 
 @pytest.mark.parametrize("size", [PART + 1234, 600 << 10])
 def test_a_changed_byte_in_s3_is_sent_again_and_no_other_file(
-    target: Target, tmp_path: Path, key: str, size: int, calls: list[tuple[str, dict[str, Any]]]
+    target: SageMakerBackend, tmp_path: Path, key: str, size: int, calls: list[tuple[str, dict[str, Any]]]
 ) -> None:
     """In parts and in one piece, a byte in its middle and its last one."""
     files = {name: os.urandom(size) for name in ("a", "b")}
@@ -263,7 +265,7 @@ def test_a_changed_byte_in_s3_is_sent_again_and_no_other_file(
         assert sent == {f"{key}/a"}
 
 
-def copy_in_parts(target: Target, key: str, body: bytes) -> None:
+def copy_in_parts(target: SageMakerBackend, key: str, body: bytes) -> None:
     begun = target.s3.create_multipart_upload(Bucket=BUCKET, Key=key)["UploadId"]
     place = {"Bucket": BUCKET, "Key": key, "UploadId": begun}
     parts = [
@@ -278,7 +280,7 @@ def copy_in_parts(target: Target, key: str, body: bytes) -> None:
 
 @pytest.mark.parametrize("size", [SIZE, 1000])
 def test_an_etag_that_is_no_md5_is_replaced_by_the_checksum_of_the_upload(
-    target: Target, tmp_path: Path, size: int, request: pytest.FixtureRequest
+    target: SageMakerBackend, tmp_path: Path, size: int, request: pytest.FixtureRequest
 ) -> None:
     """With SSE-KMS. S3 keeps the SHA-256 with the object; of one in parts that of their SHA-256s, and their number."""
     body = os.urandom(size)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.launch import wheels
 from smtrain.core.facts import table
 
@@ -45,13 +45,13 @@ def test_without_an_index_a_job_goes_without_them(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     said: list[str] = []
-    assert wheels.travelling(request(IMAGE.format("py312")), Target("aws", "us-west-2"), said.append) == []
+    assert wheels.travelling(request(IMAGE.format("py312")), SageMakerBackend("aws", "us-west-2"), said.append) == []
     assert said[0] == "downloading gigatoken, awkward, awkward-cpp, zlib-ng for the image, once"
     assert len(said) == 2
     assert said[1].startswith("without gigatoken, awkward, awkward-cpp, zlib-ng, which could not be downloaded (")
     assert "gigatoken==0.10.0" in said[1]
     assert list((tmp_path / "wheels").iterdir()) == []
-    assert wheels.travelling(request("any"), Target("local", "us-east-1"), said.append) == []
+    assert wheels.travelling(request("any"), SageMakerBackend("local", "us-east-1"), said.append) == []
     assert len(said) == 2
 
 
@@ -62,11 +62,13 @@ def test_what_is_here_is_uploaded_beside_the_code(tmp_path: Path, monkeypatch: p
     files = [folder / f"{name}-1-py3-none-any.whl" for name in ("awkward", "awkward_cpp", "gigatoken", "zlib_ng")]
     for file in files:
         file.write_bytes(b"a")
-    (upload,) = wheels.travelling(request(IMAGE.format("py312")), Target("aws", "us-west-2"), print)
+    (upload,) = wheels.travelling(request(IMAGE.format("py312")), SageMakerBackend("aws", "us-west-2"), print)
     assert (upload.uri, upload.files) == ("s3://b/code/0123/wheels/", tuple((file.name, file) for file in files))
-    (upload,) = wheels.travelling(request(IMAGE.format("py312"), "train"), Target("aws", "us-west-2"), print)
+    (upload,) = wheels.travelling(request(IMAGE.format("py312"), "train"), SageMakerBackend("aws", "us-west-2"), print)
     assert upload.files == ((files[3].name, files[3]),), "training never makes tokens"
-    assert wheels.travelling(request(IMAGE.format("py312"), "compile"), Target("aws", "us-west-2"), print) == []
+    assert (
+        wheels.travelling(request(IMAGE.format("py312"), "compile"), SageMakerBackend("aws", "us-west-2"), print) == []
+    )
 
 
 def test_ray_travels_with_a_preparation_on_several_machines_only(
@@ -81,7 +83,7 @@ def test_ray_travels_with_a_preparation_on_several_machines_only(
         wheels.folder_of(image, lock=file).mkdir(parents=True)
     (wheels.folder_of(image, lock=lock) / "ray-1-py3-none-any.whl").write_bytes(b"a")
     asked = {**request(image), "ResourceConfig": {"InstanceCount": 3}}
-    target = Target("aws", "us-west-2")
+    target = SageMakerBackend("aws", "us-west-2")
     assert [name for upload in wheels.travelling(asked, target, print) for name, _ in upload.files] == [
         "ray-1-py3-none-any.whl"
     ]

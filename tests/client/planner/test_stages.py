@@ -69,12 +69,12 @@ def test_the_plan_prices_the_stage_on_its_own_machine() -> None:
 
 def found(stage: Any, *set_: str) -> list[tuple[str, str, str]]:
     """The findings of `check` on a stage's machine."""
-    from smtrain.client.backends.sagemaker.target import Target
+    from smtrain.client.backends.sagemaker.backend import SageMakerBackend
     from smtrain.client.launch.stages import Chain
     from smtrain.client.preflight.context import Context
     from smtrain.client.preflight.stages import stages
 
-    chain = Chain(load_config(LARGE, set_=set_), Target("aws", "us-west-2"), look=False)
+    chain = Chain(load_config(LARGE, set_=set_), SageMakerBackend("aws", "us-west-2"), look=False)
     return [(f.level, f.text, f.remedy) for f in stages(Context(chain, [stage]))]
 
 

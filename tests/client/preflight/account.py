@@ -10,14 +10,14 @@ from typing import Any
 from botocore.exceptions import ClientError
 from botocore.validate import ParamValidator
 
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.core.botocore_models import isolated_session
 
 Answer = Mapping[str, Any] | str | Callable[[dict[str, Any]], Any]
 """A reply, an error code, or a function of the parameters that returns one of them."""
 
 
-class Account(Target):
+class Account(SageMakerBackend):
     """Target aws with answers by `service.Operation`; replies are validated against botocore's own models."""
 
     answers: dict[str, Answer]

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import smtrain
-from smtrain.client.backends.choose import target_of
+from smtrain.client.backends.choose import backend_of
 from smtrain.client.launch.stages import Chain
 from smtrain.client.preflight.checks import look
 from smtrain.core.facts import table
@@ -52,7 +52,7 @@ def outcome(model: str, kind: str, count: int, image: str | None) -> list[str]:
     }  # fmt: skip
     try:
         config = smtrain.load_config(raw, target="aws")
-        chain = Chain(config, target_of(config))
+        chain = Chain(config, backend_of(config))
         report = look(chain, stages_of(config, "aws"), without=ASKING)
     except smtrain.ConfigError as error:
         return error.faults

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import smtrain
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.launch.stages import Chain
 from smtrain.client.planner.resolve import load_config
 from smtrain.client.preflight.checks import CHECKS, before, look
@@ -105,7 +105,7 @@ def report(raw: dict[str, Any], only: str | None = None, stage: Any = None, **an
     """`check` with an account whose answers are FINE, except those given as service__Operation."""
     config = load_config(raw)
     given = {".".join(name.replace("service_", "service-").rsplit("_", 1)): a for name, a in answers.items()}
-    account = Account(str(config.compute.region), {**FINE, **given}, Target("local").s3)
+    account = Account(str(config.compute.region), {**FINE, **given}, SageMakerBackend("local").s3)
     chain = Chain(config, account)
     without = [name for name in CHECKS if only and name != only]
     return look(chain, [stage] if stage else stages_of(config), without)
@@ -249,7 +249,7 @@ def test_what_may_not_be_read_is_a_warning_that_says_so_and_never_a_pass(aws: di
 
 
 def test_a_region_that_cannot_be_reached_is_a_warning_too(aws: dict[str, Any]) -> None:
-    class Unplugged(Target):
+    class Unplugged(SageMakerBackend):
         def client(self, service: str) -> Any:
             import boto3
             from botocore.config import Config
@@ -387,7 +387,7 @@ def put(uri: str, files: dict[str, Any]) -> None:
     bucket, _, prefix = uri.removeprefix("s3://").partition("/")
     for name, content in files.items():
         body = content if isinstance(content, bytes) else json.dumps(content).encode()
-        Target("local").s3.put_object(Bucket=bucket, Key=f"{prefix}/{name}", Body=body)
+        SageMakerBackend("local").s3.put_object(Bucket=bucket, Key=f"{prefix}/{name}", Body=body)
 
 
 MANIFEST = {
@@ -563,11 +563,11 @@ ALONE = """
 import json, sys
 from smtrain.client.planner.resolve import load_config
 from smtrain.client.launch.stages import Chain
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.preflight import checks
 from smtrain.client.findings import Finding
 
-chain = Chain(load_config(json.loads(sys.argv[1])), Target("aws", "us-east-1"))
+chain = Chain(load_config(json.loads(sys.argv[1])), SageMakerBackend("aws", "us-east-1"))
 assert "boto3" not in sys.modules
 checks.CHECKS = {"x": lambda context: iter([Finding("x", "ok" if "boto3" in sys.modules else "fault", "")])}
 assert checks.look(chain, ["prepare"]).ok
@@ -626,7 +626,8 @@ def test_without_a_role_everything_else_is_looked_at_all_the_same(
     bare = {**aws, "compute": {k: v for k, v in aws["compute"].items() if k != "role"}}
     none = {**FINE, "service-quotas.ListServiceQuotas": listed(quota(f"{TYPE} for training job usage", 0))}
     monkeypatch.setattr(
-        "smtrain.client.preflight.checks.target_of", lambda *_: Account("us-east-1", none, Target("local").s3)
+        "smtrain.client.preflight.checks.backend_of",
+        lambda *_: Account("us-east-1", none, SageMakerBackend("local").s3),
     )
     found = smtrain.check(bare)
     assert [f.check for f in found.faults] == ["config", "quotas"]
@@ -636,7 +637,7 @@ def test_without_a_role_everything_else_is_looked_at_all_the_same(
 
 
 def test_who_is_not_logged_in_is_told_to(aws: dict[str, Any]) -> None:
-    class Nobody(Target):
+    class Nobody(SageMakerBackend):
         def client(self, service: str) -> Any:
             import boto3
             import botocore.session
@@ -655,12 +656,14 @@ def test_who_is_not_logged_in_is_told_to(aws: dict[str, Any]) -> None:
 
 
 def test_launch_on_aws_starts_nothing_while_a_fault_stands(aws: dict[str, Any]) -> None:
-    account = Account("us-east-1", {**FINE, "iam.GetRole": "NoSuchEntity"}, Target("local").s3)
+    account = Account("us-east-1", {**FINE, "iam.GetRole": "NoSuchEntity"}, SageMakerBackend("local").s3)
     said: list[str] = []
     with pytest.raises(smtrain.JobError, match=r"role: there is no role training; (.|\n)*`--no-check`"):
         before(Chain(load_config(aws), account), ["prepare"], said.append)
     assert not any("CreateTrainingJob" in name for name, _ in account.asked)
-    fine = Account("us-east-1", {**FINE, "service-quotas.ListServiceQuotas": "AccessDenied"}, Target("local").s3)
+    fine = Account(
+        "us-east-1", {**FINE, "service-quotas.ListServiceQuotas": "AccessDenied"}, SageMakerBackend("local").s3
+    )
     before(Chain(load_config(aws), fine), ["prepare"], said.append)
     doubtful = "warning: quotas: could not be checked: you may not service-quotas:ListServiceQuotas"
     assert any(line.startswith(doubtful) for line in said)

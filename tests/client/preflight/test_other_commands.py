@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import smtrain
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.iam.statements import OtherCommands
 from smtrain.client.launch.stages import Chain
 from smtrain.client.planner.resolve import load_config
@@ -33,7 +33,7 @@ def found(
         "parallel": {"tp": 1, "pp": 1}, "compute": {**compute, "image": image}, "output": {"s3_uri": "s3://bucket/out"},
     })  # fmt: skip
     account = Account(
-        "us-east-1", {name.replace("_", "."): answer for name, answer in answers.items()}, Target("local").s3
+        "us-east-1", {name.replace("_", "."): answer for name, answer in answers.items()}, SageMakerBackend("local").s3
     )
     report = look(Chain(config, account, look=False), ["train"], [name for name in CHECKS if name != check], others)
     return report, account.asked
@@ -56,7 +56,7 @@ def server(status: str, active: str) -> Answer:
 def test_a_managed_tracker_is_there_and_runs(
     raw: dict[str, Any], local_home: object, arn: str, answers: dict[str, Answer], level: str, said: str
 ) -> None:
-    if arn == APP and not hasattr(Target("local").sagemaker, "describe_mlflow_app"):
+    if arn == APP and not hasattr(SageMakerBackend("local").sagemaker, "describe_mlflow_app"):
         said = "could not be checked: the installed boto3 does not know describe_mlflow_app"
     report, _ = found({**raw, "track": {"mlflow": arn}}, "tracker", **answers)
     (finding,) = [finding for finding in report if finding.check == "tracker"]

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from smtrain.client import preflight
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.launch.stages import Chain
 from smtrain.client.planner.resolve import load_config
 from smtrain.client.preflight.checks import CHECKS, look
@@ -44,7 +44,7 @@ class State:
     def faults(self, check: str) -> list[str]:
         """The faults of one check, each with its remedy."""
         config = load_config(self.desk.raw)
-        account = Account(str(config.compute.region), {**checked.FINE, **self.answers}, Target("local").s3)
+        account = Account(str(config.compute.region), {**checked.FINE, **self.answers}, SageMakerBackend("local").s3)
         report = look(Chain(config, account), stages_of(config), [name for name in CHECKS if name != check])
         return report.sentences("fault")
 

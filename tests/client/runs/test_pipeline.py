@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import smtrain
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.iam.statements import OtherCommands, command_statements, other_role_statements
 from smtrain.client.jobs.job import Job
 from smtrain.client.planner.resolve import load_config
@@ -77,7 +77,7 @@ def test_it_is_created_once_then_updated_and_another_run_cannot_take_its_name(co
         return said[-1]
 
     assert upserted(config) == f"created pipeline {config['name']}"
-    kept = Target("local").sagemaker.describe_pipeline(PipelineName=config["name"])
+    kept = SageMakerBackend("local").sagemaker.describe_pipeline(PipelineName=config["name"])
     assert json.loads(kept["PipelineDefinition"]) == made(config)
     assert upserted(config) == f"pipeline {config['name']} is up to date"
     assert upserted(config | {"train": config["train"] | {"steps": 3}}) == f"updated pipeline {config['name']}"
@@ -122,7 +122,7 @@ def test_its_steps_run_as_jobs_of_the_services_own_names(config: Config) -> None
     stages = STAGES if tiers.examples(8) == 8 else ("prepare", "train")
     if "convert" not in stages:
         config["model"]["init"] = "scratch"
-    client = Target("local").sagemaker
+    client = SageMakerBackend("local").sagemaker
     left: dict[str, str] = {}
     for step in [step for step in made(config, upsert=True)["Steps"] if step["Name"] in stages]:
         text = json.dumps(step["Arguments"])
@@ -133,7 +133,7 @@ def test_its_steps_run_as_jobs_of_the_services_own_names(config: Config) -> None
         request = json.loads(text) | {"TrainingJobName": f"pipelines-{time.time_ns()}-{step['Name']}-AbCd"}
         assert fault_of("sagemaker", "CreateTrainingJob", request) is None
         client.create_training_job(**request)
-        job = Job(request["TrainingJobName"], Target("local"))
+        job = Job(request["TrainingJobName"], SageMakerBackend("local"))
         while (told := job.describe())["TrainingJobStatus"] not in ENDED:
             time.sleep(0.1)
         assert told["TrainingJobStatus"] == "Completed", (step["Name"], told.get("FailureReason"))

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 import smtrain
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.launch.stages import Chain
 from smtrain.client.planner.resolve import with_models
 from smtrain.client.runs.series import expected, load_series, overview, run_series
@@ -48,7 +48,7 @@ def test_all_are_planned_and_expected_before_the_first_has_run(chain: list[dict[
     said = overview(links)
     assert [line.split()[0] for line in said.splitlines()[1:4]] == ["one", "two", "three"]
     configs = expected(links)
-    model = Chain(configs[0], Target("local"), look=False).base_name("export")
+    model = Chain(configs[0], SageMakerBackend("local"), look=False).base_name("export")
     assert f"/one/jobs/{model}/output/model/" in configs[1].model.path
     on_aws = load_series(
         chain, target="aws", compute={"role": "arn:aws:iam::123456789012:role/r", "region": "us-east-1"}
@@ -109,7 +109,7 @@ def test_an_order_that_cannot_run_is_refused_before_anything_starts(chain: list[
 def test_a_series_that_is_done_is_skipped_and_each_starts_from_the_run_of_the_list(
     chain: list[dict[str, Any]],
 ) -> None:
-    control, target = plane(), Target("local")
+    control, target = plane(), SageMakerBackend("local")
     chain = [{**config, "name": f"done-{config['name']}"} for config in chain[:2]]
     chain[1]["model"] = {"path": "run://done-one"}
     path = ""

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 import smtrain
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.backends.sagemaker.defaults import with_defaults
-from smtrain.client.backends.sagemaker.target import Target
 from tests.client.sdk.wire import SDK, Stopped, Wire, canonical, sent, start, target_with
 
 ROLE = "arn:aws:iam::999999999999:role/from-the-file"
@@ -128,4 +128,4 @@ def test_files_that_cannot_be_used_are_named(open_: dict[str, Any], tmp_path: Pa
 def test_no_files_change_nothing(plain: dict[str, Any]) -> None:
     config = smtrain.load_config(plain)
     assert with_defaults(config, {}) == config
-    assert Target("aws").name == "aws"
+    assert SageMakerBackend("aws").name == "aws"

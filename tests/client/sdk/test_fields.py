@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import smtrain
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.launch.stages import Chain
 from smtrain.client.preflight.limits import violations
 from smtrain.plane.server.refusals import fault_of
@@ -214,7 +214,7 @@ def test_the_job_is_told_how_many_processes_a_host_has(plain: dict[str, Any], ki
     """The toolkits would count GPUs, ask neuron-ls, or assume one, even if the config says nothing."""
     compute = {k: v for k, v in plain["compute"].items() if k != "processes_per_instance"}
     raw = {**plain, "train": {"global_batch_size": 32}, "compute": {**compute, "instance_type": kind}}
-    plan = Chain(smtrain.load_config(raw), Target("aws", "us-west-2"), look=False).plan("train")
+    plan = Chain(smtrain.load_config(raw), SageMakerBackend("aws", "us-west-2"), look=False).plan("train")
     bodies = [body for upload in plan.uploads for name, body in upload.files if name == "config.json"]
     assert len(bodies) == 1
     assert isinstance(bodies[0], bytes)

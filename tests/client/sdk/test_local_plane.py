@@ -12,8 +12,8 @@ import pytest
 from botocore.exceptions import ClientError
 
 import smtrain
-from smtrain.client.backends.choose import sagemaker, target_of
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.choose import backend_of, sagemaker
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.launch.one_job import create
 from smtrain.client.launch.stages import Chain
 from smtrain.client.sdk import build
@@ -26,8 +26,8 @@ SCRIPT = "echo step=1 loss=2.5; cat ${SMTRAIN_ML_ROOT:-/opt/ml}/input/data/data/
 @pytest.fixture
 def prepared(local_home: Path, plain: dict[str, Any], raw: dict[str, Any]) -> dict[str, Any]:
     """A train stage that waits for no other stage, on this worker's control plane."""
-    bucket = Target("local").default_bucket()
-    s3 = Target("local").s3
+    bucket = SageMakerBackend("local").default_bucket()
+    s3 = SageMakerBackend("local").s3
     if bucket not in [listed["Name"] for listed in s3.list_buckets()["Buckets"]]:
         s3.create_bucket(Bucket=bucket)
     s3.put_object(Bucket=bucket, Key="tokens/said.txt", Body=b"from the channel\n")
@@ -52,7 +52,7 @@ def altered(config: dict[str, Any]) -> Any:
 
 
 def ended(name: str) -> smtrain.Job:
-    job = smtrain.Job(name, Target("local"))
+    job = smtrain.Job(name, SageMakerBackend("local"))
     deadline = time.monotonic() + 120
     while job.status not in ("Completed", "Failed", "Stopped") and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -71,7 +71,7 @@ def test_what_the_job_reads_is_uploaded_when_it_is_started(prepared: dict[str, A
     from smtrain.client.backends.sagemaker.s3 import list_objects
 
     sdk_job = altered(prepared)
-    target = Target("local")
+    target = SageMakerBackend("local")
     request = smtrain.request(prepared)
     uris = {c["ChannelName"]: c["DataSource"]["S3DataSource"]["S3Uri"] for c in request["InputDataConfig"]}
     assert not list_objects(target, uris["config"])
@@ -103,7 +103,7 @@ def test_create_goes_through_the_sdk_that_the_config_names(
     prepared: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = smtrain.load_config(prepared)
-    target = sagemaker(target_of(config))
+    target = sagemaker(backend_of(config))
     request = Chain(config, target, look=False).plan("train").request
     used: list[str] = []
     monkeypatch.setattr("smtrain.client.sdk.build", lambda *a, **k: used.append(a[0]) or build(*a, **k))
@@ -116,7 +116,7 @@ def test_create_goes_through_the_sdk_that_the_config_names(
 
 def test_errors_of_the_service_come_through_as_they_are(prepared: dict[str, Any]) -> None:
     config = smtrain.load_config(prepared)
-    target = sagemaker(target_of(config))
+    target = sagemaker(backend_of(config))
     request = Chain(config, target, look=False).plan("train").request
     request["CheckpointConfig"]["LocalPath"] = "/somewhere/else"
     with pytest.raises(ClientError) as caught:

@@ -16,7 +16,7 @@ import boto3
 import pytest
 
 import smtrain
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.sdk import installed
 from smtrain.core.facts.sagemaker import ENDED
 
@@ -115,14 +115,14 @@ class Session:
         self.jobs: list[str] = []
 
     def create_training_job(self, name: str, **request: Any) -> None:
-        client = Target("local").sagemaker
+        client = SageMakerBackend("local").sagemaker
         client.create_training_job(TrainingJobName=name, **request)
         self.jobs.append(name)
         while client.describe_training_job(TrainingJobName=name)["TrainingJobStatus"] not in ENDED:
             time.sleep(0.05)
 
     def describe_training_job(self, name: str) -> dict[str, Any]:
-        description: dict[str, Any] = Target("local").sagemaker.describe_training_job(TrainingJobName=name)
+        description: dict[str, Any] = SageMakerBackend("local").sagemaker.describe_training_job(TrainingJobName=name)
         assert description["TrainingJobStatus"] == "Completed", description.get("FailureReason")
         return description
 
@@ -150,7 +150,7 @@ def test_the_sdks_local_executor_hands_each_step_what_the_one_before_left(config
     execution = _LocalPipeline(pipeline, local_session=pipeline.sagemaker_session).start()
     assert execution.status == "Succeeded", (execution.failure_reason, execution.list_steps())
     lines = {
-        job.rpartition("-")[0]: " ".join(line.text for line in smtrain.Job(job, Target("local")).lines())
+        job.rpartition("-")[0]: " ".join(line.text for line in smtrain.Job(job, SageMakerBackend("local")).lines())
         for job in pipeline.sagemaker_session.jobs
     }
     inputs = {

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import smtrain
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.sdk import build, installed
 from smtrain.core.config import Stage
 from tests.client.sdk.wire import OF_ANY_CONFIG, SDK, Wire, canonical, sent, start, target_with
@@ -126,7 +126,7 @@ def test_the_config_says_which_sdk_sends(plain: dict[str, Any]) -> None:
 
     def choice(sdk: str, target: str) -> str | None:
         raw = {**plain, "compute": {**plain["compute"], "sdk": sdk}}
-        return chosen(Target(target), smtrain.load_config(raw))  # type: ignore[arg-type]
+        return chosen(SageMakerBackend(target), smtrain.load_config(raw))  # type: ignore[arg-type]
 
     assert choice("auto", "aws") == SDK == installed()
     assert choice("auto", "local") is None

@@ -10,7 +10,7 @@ from typing import Any
 
 import botocore.session
 
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.sdk import build, installed
 from smtrain.stages import STAGES
 
@@ -61,11 +61,11 @@ def _session() -> tuple[Any, list[Callable[..., None]]]:
     return session, wires
 
 
-def target_with(wire: Callable[..., None]) -> Target:
+def target_with(wire: Callable[..., None]) -> SageMakerBackend:
     """An AWS target whose every client calls `wire` instead of sending."""
     session, wires = _session()
     wires.append(wire)
-    target = Target("aws", "us-west-2")
+    target = SageMakerBackend("aws", "us-west-2")
     target.__dict__["session"] = session
     return target
 

@@ -423,9 +423,9 @@ def test_a_model_that_memory_does_not_hold_is_refused_before_it_is_loaded(
 
 
 def test_a_run_a_job_and_a_prefix_answer_too(local_home: Path, folder: Path) -> None:
-    from smtrain.client.backends.sagemaker.target import Target
+    from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 
-    target = Target("local")
+    target = SageMakerBackend("local")
     target.s3.create_bucket(Bucket="talks", CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
     for path in folder.iterdir():
         target.s3.upload_file(str(path), "talks", f"models/tiny/{path.name}")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import smtrain
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.core.errors import CheckpointError, ConfigError
 from tests import warm
 
@@ -56,7 +56,7 @@ def test_a_checkpoint_answers_as_the_model_that_is_exported_from_it(folder: Path
 @pytest.fixture(scope="module")
 def bucket(local_home: Path, folder: Path, native: Path, nxd: Path) -> str:
     """A bucket of the local control plane with both checkpoints, the first as a run leaves it, and the model."""
-    s3 = Target("local").s3
+    s3 = SageMakerBackend("local").s3
     s3.create_bucket(Bucket="trained", CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
     for name, root in (("native", native), ("nxd", nxd), ("model", folder)):
         for path in root.rglob("*"):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import smtrain
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.iam.statements import OtherCommands, command_statements
 from smtrain.client.planner.resolve import load_config
 from smtrain.core.errors import ConfigError, JobError
@@ -36,7 +36,7 @@ COMMAND = 'echo "$STEPS"; cd ${SMTRAIN_ML_ROOT:-/opt/ml}/model; for n in $NAMES;
 def run(local_home: Any) -> str:
     """Jobs with the names and outputs of a run."""
     name = f"handed{time.time_ns()}"
-    target = Target("local")
+    target = SageMakerBackend("local")
     for stage, leaves in LEAVES.items():
         job = f"{name}-{stage}-0123abcd"
         target.sagemaker.create_training_job(
@@ -64,7 +64,7 @@ def registered(run: str, **more: Any) -> str:
 
 
 def test_a_version_says_where_it_comes_from_and_how_good_it_is(run: str) -> None:
-    description = Target("local").sagemaker.describe_model_package(ModelPackageName=registered(run))
+    description = SageMakerBackend("local").sagemaker.describe_model_package(ModelPackageName=registered(run))
     assert description["ModelApprovalStatus"] == "PendingManualApproval"
     (container,) = description["InferenceSpecification"]["Containers"]
     assert container["ModelDataSource"]["S3DataSource"]["S3Uri"].endswith(f"/{run}-export-0123abcd/output/model/")
@@ -87,7 +87,7 @@ def test_a_run_is_a_version_once_in_each_group(run: str) -> None:
     assert registered(run) == first
     other = registered(run, group="another", approve=True)
     assert other != first
-    description = Target("local").sagemaker.describe_model_package(ModelPackageName=other)
+    description = SageMakerBackend("local").sagemaker.describe_model_package(ModelPackageName=other)
     assert description["ModelApprovalStatus"] == "Approved"
 
 

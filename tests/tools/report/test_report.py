@@ -15,7 +15,7 @@ import torch
 import yaml
 
 import smtrain
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.launch.stages import Chain
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.model.card import front_matter
@@ -152,7 +152,7 @@ def test_a_profile_and_what_a_model_wrote_are_text(run: smtrain.Run) -> None:
 def test_its_config_is_that_of_the_run(run: smtrain.Run, tmp_path: Path) -> None:
     account = gather("llama", "local")
     (tmp_path / "again.yaml").write_text(config_text(account))
-    chain = Chain(smtrain.load_config(tmp_path / "again.yaml"), Target("local"))
+    chain = Chain(smtrain.load_config(tmp_path / "again.yaml"), SageMakerBackend("local"))
     for result in run.results:
         assert chain.base_name(result.stage) == result.job.name
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import smtrain
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.facts.images import serving_image
 from smtrain.plane.server.validation import fault_of
@@ -89,7 +89,7 @@ def test_a_host_of_trainium2_splits_a_model_over_cores_that_its_torus_connects()
 @pytest.fixture
 def model(local_home: Path) -> Iterator[str]:
     """An exported prefix on the control plane; its endpoints and models are removed at the end."""
-    target, key = Target("local"), "endpoints/model/"
+    target, key = SageMakerBackend("local"), "endpoints/model/"
     target.s3.put_object(Bucket="smtrain-local", Key=f"{key}config.json", Body=json.dumps(LLAMA).encode())
     target.s3.put_object(Bucket="smtrain-local", Key=f"{key}model.safetensors", Body=b"x" * 1000)
     yield f"s3://smtrain-local/{key}"
@@ -100,7 +100,7 @@ def model(local_home: Path) -> Iterator[str]:
 
 
 def endpoints() -> list[str]:
-    return [endpoint["EndpointName"] for endpoint in Target("local").sagemaker.list_endpoints()["Endpoints"]]
+    return [endpoint["EndpointName"] for endpoint in SageMakerBackend("local").sagemaker.list_endpoints()["Endpoints"]]
 
 
 def test_an_endpoint_is_made_once_and_undeployed(model: str) -> None:
@@ -109,7 +109,7 @@ def test_an_endpoint_is_made_once_and_undeployed(model: str) -> None:
     assert (endpoint.status, endpoint.dollars_per_hour) == ("InService", 2.61)
     assert "$2.61 an hour" in lines[0]
     assert "until it is deleted" in lines[0]
-    sagemaker = Target("local").sagemaker
+    sagemaker = SageMakerBackend("local").sagemaker
     config = sagemaker.describe_endpoint_config(
         EndpointConfigName=sagemaker.describe_endpoint(EndpointName="one")["EndpointConfigName"]
     )

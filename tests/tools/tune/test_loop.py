@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import smtrain
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.jobs.listing import jobs_of, list_jobs
 from smtrain.client.launch.inputs import upload_all
 from smtrain.client.launch.stages import Chain
@@ -64,7 +64,7 @@ def test_the_best_of_a_grid_after_an_interruption(config: dict[str, Any], tmp_pa
     best = tuning.best
     assert best is not None
     assert (best.values, tuning.objective) == ({"train.lr": "3e-3"}, "val_loss")
-    target = Target("local")
+    target = SageMakerBackend("local")
     assert len(jobs_of(target, config["name"], "prepare")) == 1, "the text is prepared once for all"
     for trial in tuning.trials:
         jobs = [job.name for job in list_jobs(target, name_contains=trial.run, limit=9)]
@@ -83,7 +83,7 @@ def test_the_best_of_a_grid_after_an_interruption(config: dict[str, Any], tmp_pa
 @pytest.mark.full
 def test_a_tuning_jobs_container_trains_as_the_trial_of_the_same_values(config: dict[str, Any], tmp_path: Path) -> None:
     """SageMaker's training job for a definition and chosen values."""
-    over, said, target = ["train.lr=3e-3,1e-3"], list[str](), Target("local")
+    over, said, target = ["train.lr=3e-3,1e-3"], list[str](), SageMakerBackend("local")
     tuning = smtrain.tune(config, over=over, parallel=2, say=said.append)
     best = tuning.best
     assert best is not None, "\n".join(said)

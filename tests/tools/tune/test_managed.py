@@ -13,7 +13,7 @@ import pytest
 from botocore.stub import Stubber
 
 import smtrain
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.core.config.stage_file import stage_config
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.protocol.container import Container
@@ -114,19 +114,19 @@ def test_a_value_that_the_schema_refuses_is_a_sentence(tmp_path: Path) -> None:
 
 def test_the_plane_takes_the_request_once(on_aws: dict[str, Any], local_home: Path) -> None:
     request, said = tuning_job(on_aws, over=OVER), list[str]()
-    name = create(Target("local"), request, said.append)
-    kept = Target("local").sagemaker.describe_hyper_parameter_tuning_job(HyperParameterTuningJobName=name)
+    name = create(SageMakerBackend("local"), request, said.append)
+    kept = SageMakerBackend("local").sagemaker.describe_hyper_parameter_tuning_job(HyperParameterTuningJobName=name)
     assert kept["HyperParameterTuningJobConfig"] == request["HyperParameterTuningJobConfig"]
     request["TrainingJobDefinition"]["RoleArn"] = "short"
     with pytest.raises(JobError, match=f"{name} was refused"):
-        create(Target("local"), request, said.append)
+        create(SageMakerBackend("local"), request, said.append)
 
 
 class Answering:
     """A target whose SageMaker gives the answers of the test."""
 
     name = "local"
-    pace = Target("local").pace
+    pace = SageMakerBackend("local").pace
 
     def __init__(self) -> None:
         self.sagemaker = boto3.client("sagemaker", "us-east-1", aws_access_key_id="x", aws_secret_access_key="x")

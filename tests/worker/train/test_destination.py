@@ -46,10 +46,10 @@ def line_of(container: Container, *steps: int) -> Lineage:
 
 
 def upload(uri: str, line: Lineage, name: str) -> None:
-    from smtrain.client.backends.sagemaker.target import Target
+    from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 
     bucket, _, prefix = uri.removeprefix("s3://").partition("/")
-    Target("local").s3.upload_file(str(line.root / name), bucket, prefix + name)
+    SageMakerBackend("local").s3.upload_file(str(line.root / name), bucket, prefix + name)
 
 
 def test_a_checkpoint_has_arrived_when_its_manifest_and_all_files_have(container: Container, uri: str) -> None:
@@ -79,16 +79,16 @@ def test_an_older_save_of_the_same_step_has_not_arrived_for_the_new_one(containe
 
 
 def test_a_job_that_has_lost_the_checkpoints_ends_before_its_next_manifest(container: Container, uri: str) -> None:
-    from smtrain.client.backends.sagemaker.target import Target
+    from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 
     destination = Destination(container, line_of(container), print)
     destination.allowed()
     mine = Owner(JOB, "us-east-1", "000000000000")
     other = Owner("run-train-bbbbbbbb", "us-east-1", "000000000000")
     with pytest.raises(OwnerError, match=f"^{JOB} took"):
-        Fence(Target("local").s3, uri, other, lambda *_: None).claim()
-    Fence(Target("local").s3, uri, mine, lambda *_: None).claim()
-    Fence(Target("local").s3, uri, other, lambda *_: "Failed").claim()
+        Fence(SageMakerBackend("local").s3, uri, other, lambda *_: None).claim()
+    Fence(SageMakerBackend("local").s3, uri, mine, lambda *_: None).claim()
+    Fence(SageMakerBackend("local").s3, uri, other, lambda *_: "Failed").claim()
     with pytest.raises(OwnerError, match=r"^run-train-bbbbbbbb is writing checkpoints of this run"):
         destination.allowed()
     destination.close()

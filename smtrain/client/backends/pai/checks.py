@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator, Sequence
 
+from smtrain.client.backends.pai.backend import PaiBackend
 from smtrain.client.backends.pai.cloud import CloudError
-from smtrain.client.backends.pai.place import PaiPlace
 from smtrain.client.config.checks.weights import shape_faults
 from smtrain.client.findings import Finding
 from smtrain.core.config import JobConfig, Stage
@@ -19,7 +19,7 @@ from smtrain.stages import stage_named
 
 
 def run_checks(
-    place: PaiPlace, config: JobConfig, stages: Sequence[Stage], copied: Collection[str] = (), *, probe: bool = False
+    place: PaiBackend, config: JobConfig, stages: Sequence[Stage], copied: Collection[str] = (), *, probe: bool = False
 ) -> Iterator[Finding]:
     """Make all checks; after a fault of the API or the credentials only that one. What they write is deleted.
 
@@ -37,7 +37,7 @@ def run_checks(
     yield from _inputs(config, copied, place)
 
 
-def _storage(place: PaiPlace) -> Iterator[Finding]:
+def _storage(place: PaiBackend) -> Iterator[Finding]:
     """Write and delete an object below the storage."""
     probe = f"{place.section.base}/.smtrain-check-{os.urandom(4).hex()}"
     try:
@@ -49,7 +49,7 @@ def _storage(place: PaiPlace) -> Iterator[Finding]:
         yield Finding("storage", "ok", f"{place.section.base} may be written")
 
 
-def _types(place: PaiPlace, stages: Sequence[Stage]) -> Iterator[Finding]:
+def _types(place: PaiBackend, stages: Sequence[Stage]) -> Iterator[Finding]:
     """The types of the stages' pods, if public resources are used; a quota cannot be asked with this API."""
     section = place.section
     if section.quota is not None:
@@ -74,7 +74,7 @@ def _types(place: PaiPlace, stages: Sequence[Stage]) -> Iterator[Finding]:
             yield Finding("resources", "ok", f"{place.region_name()} offers {name}")
 
 
-def _inputs(config: JobConfig, copied: Collection[str], place: PaiPlace) -> Iterator[Finding]:
+def _inputs(config: JobConfig, copied: Collection[str], place: PaiBackend) -> Iterator[Finding]:
     """Inputs on OSS that are not uploaded first."""
     for key, uri in inputs_of(config):
         if not uri.startswith(OSS) or uri in copied:
@@ -92,7 +92,7 @@ def _inputs(config: JobConfig, copied: Collection[str], place: PaiPlace) -> Iter
             yield from _model(config, place, uri.rstrip("/"), {str(item["Key"]) for item in there})
 
 
-def _model(config: JobConfig, place: PaiPlace, uri: str, there: set[str]) -> Iterator[Finding]:
+def _model(config: JobConfig, place: PaiBackend, uri: str, there: set[str]) -> Iterator[Finding]:
     """The shape of a model on OSS."""
     file = f"{uri}/config.json"
     if split_uri(file)[1] not in there:

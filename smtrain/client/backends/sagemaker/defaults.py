@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.config.checks import secret_faults
 from smtrain.core.config import JobConfig
 from smtrain.core.config.secrets import hide
@@ -32,7 +32,7 @@ _KINDS: dict[str, type] = {
 }  # fmt: skip
 
 
-def sagemaker_defaults(target: Target) -> dict[str, Any]:
+def sagemaker_defaults(target: SageMakerBackend) -> dict[str, Any]:
     """The section SageMaker of the administrator's file, with the user's merged over it; empty without files.
 
     Files are looked up as the SDKs do: SAGEMAKER_ADMIN_CONFIG_OVERRIDE and SAGEMAKER_USER_CONFIG_OVERRIDE (a file, a
@@ -123,7 +123,7 @@ def with_defaults(config: JobConfig, defaults: dict[str, Any]) -> JobConfig:
     return merged
 
 
-def _read(target: Target, path: str, *, required: bool) -> str | None:
+def _read(target: SageMakerBackend, path: str, *, required: bool) -> str | None:
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:

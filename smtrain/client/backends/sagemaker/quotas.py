@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.core.facts.sagemaker import quota_command
 
 _LIMIT = re.compile(
@@ -16,7 +16,7 @@ _LIMIT = re.compile(
 class Refusal:
     """CreateTrainingJob's message, parsed if it has the form that SageMaker has used for years."""
 
-    def __init__(self, target: Target, message: str) -> None:
+    def __init__(self, target: SageMakerBackend, message: str) -> None:
         self.target, self.message = target, message
         limit = _LIMIT.search(message)
         self.name = limit["name"] if limit else None

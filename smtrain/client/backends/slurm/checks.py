@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
+from smtrain.client.backends.slurm.backend import SlurmBackend
 from smtrain.client.backends.slurm.nodes import ask_nodes
 from smtrain.client.backends.slurm.paths import SCHEME, path_of
-from smtrain.client.backends.slurm.place import SlurmPlace
 from smtrain.client.backends.slurm.remote_shell import HeadError
 from smtrain.client.backends.slurm.script import bare, directive, node_options, on_cpus
 from smtrain.client.config.checks.machines import least_time
@@ -20,7 +20,12 @@ _PARTITION = "%R|%a|%l|%D|%T"  # name, up or down, time limit, nodes, their stat
 
 
 def run_checks(
-    place: SlurmPlace, config: JobConfig, stages: Sequence[Stage], copied: Collection[str] = (), *, probe: bool = False
+    place: SlurmBackend,
+    config: JobConfig,
+    stages: Sequence[Stage],
+    copied: Collection[str] = (),
+    *,
+    probe: bool = False,
 ) -> Iterator[Finding]:
     """Make all checks, without those that an earlier fault makes useless.
 
@@ -42,7 +47,7 @@ def run_checks(
         yield from ask_nodes(config, place, inputs)
 
 
-def _shared(place: SlurmPlace) -> Iterator[Finding]:
+def _shared(place: SlurmBackend) -> Iterator[Finding]:
     try:
         output = place.head.sh(
             'd="$1"; while [ ! -e "$d" ]; do d=$(dirname "$d"); done; '
@@ -71,7 +76,7 @@ def _shared(place: SlurmPlace) -> Iterator[Finding]:
         yield Finding("shared", "ok", f"{place.shared} may be written, {free / 1e9:.0f} GB are free")
 
 
-def _inputs(paths: Sequence[str], place: SlurmPlace) -> Iterator[Finding]:
+def _inputs(paths: Sequence[str], place: SlurmBackend) -> Iterator[Finding]:
     """Check that inputs on the cluster exist."""
     if not paths:
         return
@@ -90,7 +95,7 @@ def inputs_in_place(config: JobConfig, copied: Collection[str] = ()) -> list[str
     )
 
 
-def _partitions(config: JobConfig, place: SlurmPlace, stages: Sequence[Stage]) -> Iterator[Finding]:
+def _partitions(config: JobConfig, place: SlurmBackend, stages: Sequence[Stage]) -> Iterator[Finding]:
     rows = [line.split("|") for line in place.head.run("sinfo", "-h", "-o", _PARTITION).decode().splitlines()]
     names = {row[0] for row in rows}
     default = place.head.sh("sinfo -h -o %P | grep '[*]$' | head -n 1").decode().strip().rstrip("*")
@@ -135,7 +140,7 @@ def _one(config: JobConfig, name: str, nodes: int, rows: Sequence[Sequence[str]]
         yield Finding("partition", "ok", f"{name} is up, {usable} nodes")
 
 
-def _account(place: SlurmPlace, stages: Sequence[Stage]) -> Iterator[Finding]:
+def _account(place: SlurmBackend, stages: Sequence[Stage]) -> Iterator[Finding]:
     """Test the options of the stages with sbatch, as their scripts have them; nothing is submitted."""
     section = place.section
     kinds = dict.fromkeys(tuple(node_options(stage, section)) for stage in stages)

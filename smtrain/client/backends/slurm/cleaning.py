@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from smtrain.client.backends.job_registry import CLUSTERS
+from smtrain.client.backends.slurm.backend import SlurmBackend
 from smtrain.client.backends.slurm.paths import SCHEME, path_of
-from smtrain.client.backends.slurm.place import SlurmPlace
 from smtrain.client.backends.slurm.script import REQUEST
 from smtrain.core.files import parse_json
 from smtrain.core.protocol.finished import Going, Record, going
@@ -70,7 +70,7 @@ class Shared:
         return {kind: sum(unit.size for unit in self.units if unit.kind == kind) for kind in KINDS}
 
 
-def look(place: SlurmPlace) -> Shared:
+def look(place: SlurmBackend) -> Shared:
     """List the shared folder and its jobs. Raises `HeadError` if the head node does not answer."""
     output = place.head.sh(_FILES, place.shared, seconds=None).decode(errors="surrogateescape")
     me, _, listed = output.partition("\n")
@@ -113,7 +113,7 @@ def plan(
     return chosen, units
 
 
-def remove(place: SlurmPlace, chosen: Going, units: Iterable[Unit]) -> int:
+def remove(place: SlurmBackend, chosen: Going, units: Iterable[Unit]) -> int:
     """Remove them; returns the freed bytes. Raises `HeadError` if one cannot be removed."""
     units = list(units)
     if units:
@@ -145,7 +145,7 @@ def _hashed(name: str) -> bool:
     return len(name) == 16 and set(name) <= set("0123456789abcdef")
 
 
-def _requests(place: SlurmPlace) -> Iterator[tuple[str, Any]]:
+def _requests(place: SlurmBackend) -> Iterator[tuple[str, Any]]:
     """The request of every job by its path; None for an unreadable one."""
     parts = place.head.sh(_REQUESTS, place.shared, seconds=None).decode(errors="replace").split("\0")
     for path, text in zip(parts[::2], parts[1::2], strict=False):

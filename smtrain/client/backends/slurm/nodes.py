@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from smtrain.client.backends.slurm.place import SlurmPlace
+from smtrain.client.backends.slurm.backend import SlurmBackend
 from smtrain.client.backends.slurm.remote_shell import HeadError
 from smtrain.client.backends.slurm.script import bare, environment_lines
 from smtrain.client.config.slurm_options import options_of
@@ -81,7 +81,7 @@ def answers(text: str) -> list[NodeAnswer]:
     return rows
 
 
-def ask_nodes(config: JobConfig, place: SlurmPlace, inputs: Sequence[str] = ()) -> Iterator[Finding]:
+def ask_nodes(config: JobConfig, place: SlurmBackend, inputs: Sequence[str] = ()) -> Iterator[Finding]:
     """Ask the nodes of the train stage; a warning if none is free now. `inputs`: paths that they must see."""
     section = place.section
     if section.container:
@@ -178,7 +178,7 @@ def node_findings(config: JobConfig, nodes: Sequence[NodeAnswer], count: int) ->
         yield Finding("nodes", "warning", "nodes were asked and did not answer", "look at `srun hostname` by hand")
 
 
-def _written(place: SlurmPlace) -> tuple[str, str]:
+def _written(place: SlurmBackend) -> tuple[str, str]:
     """The existing part of the shared folder's path, as the first run may make the rest, and an empty file in it: a
     node that does not share the folder may have one of the same path."""
     output = place.head.sh(

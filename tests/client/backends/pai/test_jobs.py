@@ -15,10 +15,10 @@ from safetensors.torch import load_file
 import smtrain
 from smtrain import CheckpointError, ConfigError, JobError
 from smtrain.client.backends.job_registry import PAI
-from smtrain.client.backends.pai import place as place_module
+from smtrain.client.backends.pai import backend as place_module
+from smtrain.client.backends.pai.backend import PaiBackend
 from smtrain.client.backends.pai.cloud import Cloud
 from smtrain.client.backends.pai.logs import PodLogs, pods_of
-from smtrain.client.backends.pai.place import PaiPlace
 from smtrain.client.launch.stages import Chain
 from smtrain.core.config.pai import Pai
 from smtrain.tools.report.gather import gather
@@ -104,7 +104,7 @@ def test_weights_are_converted_from_and_to_oss(
     with pytest.raises(CheckpointError, match=r"oss://bucket/shards has other files, such as .*; name another prefix"):
         smtrain.convert(folder, "oss://bucket/shards", to=smtrain.Nxd(tp=4), say=quiet)
     smtrain.convert(folder, "oss://bucket/shards", to=smtrain.Nxd(tp=1), overwrite=True, say=quiet)
-    left = [item["Key"] for item in PaiPlace(Pai(**section)).listing("oss://bucket/shards/")]
+    left = [item["Key"] for item in PaiBackend(Pai(**section)).listing("oss://bucket/shards/")]
     assert [key for key in left if "tp_rank_01" in key] == []
 
 
@@ -167,7 +167,7 @@ def test_busy_oss_is_asked_again(
 ) -> None:
     waits: list[float] = []
     monkeypatch.setattr("time.sleep", waits.append)
-    place, uri = PaiPlace(Pai(**section)), "oss://bucket/smtrain/inputs/text/0123/"
+    place, uri = PaiBackend(Pai(**section)), "oss://bucket/smtrain/inputs/text/0123/"
     calls = [
         lambda: place.put(uri, [("a", b"bytes")], quiet),
         lambda: place.fetch("bucket", "smtrain/inputs/text/0123/a", tmp_path / "a"),
@@ -189,7 +189,7 @@ def test_one_of_two_launches_creates_the_job(
     cloud.held = True
     monkeypatch.setattr(place_module, "_CLAIM_S", 1)
     sent = smtrain.request(raw)
-    place = PaiPlace(Pai(**raw["pai"]))
+    place = PaiBackend(Pai(**raw["pai"]))
     first = place.submit(sent)
     assert place.submit(sent) is None
     assert place.queued_id(sent["TrainingJobName"]) == first
@@ -199,7 +199,7 @@ def test_one_of_two_launches_creates_the_job(
 
 def test_a_refused_job_leaves_no_claim(cloud: StandIn, raw: dict[str, Any]) -> None:
     sent = smtrain.request(raw)
-    place = PaiPlace(Pai(**raw["pai"]))
+    place = PaiBackend(Pai(**raw["pai"]))
     sent["AlgorithmSpecification"]["TrainingImage"] = "x"
     made = dict(sent, ResourceConfig={**sent["ResourceConfig"]})
     cloud.refuses = "the quota is used up"
@@ -228,7 +228,7 @@ def test_the_place_of_a_job_is_known_here_or_by_a_variable(
 ) -> None:
     monkeypatch.setenv("SMTRAIN_PAI", "cn-beijing/12=oss://bucket/smtrain")
     place = smtrain.Job("own-train-00000000", "pai-dlc").target
-    assert isinstance(place, PaiPlace)
+    assert isinstance(place, PaiBackend)
     assert (place.section.region, place.section.workspace, place.section.storage) == (
         "cn-beijing", "12", "oss://bucket/smtrain",
     )  # fmt: skip
@@ -327,7 +327,7 @@ def test_a_changed_byte_in_oss_is_sent_again(
     cloud: StandIn, section: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, etag: str
 ) -> None:
     """By the MD5 of objects in one piece, and by the CRC-64 of objects in parts or encrypted ones."""
-    place, uri = PaiPlace(Pai(**section)), "oss://bucket/smtrain/inputs/text/0123/"
+    place, uri = PaiBackend(Pai(**section)), "oss://bucket/smtrain/inputs/text/0123/"
     if etag == "of parts":
         listing = place.cloud.listing
         monkeypatch.setattr(Cloud, "listing", lambda self, uri: [{**item, "ETag": '"0123-2"'} for item in listing(uri)])

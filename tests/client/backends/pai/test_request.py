@@ -15,8 +15,8 @@ from alibabacloud_pai_dlc20201203.models import CreateJobRequest
 
 import smtrain
 from smtrain import ConfigError
+from smtrain.client.backends.pai.backend import PaiBackend
 from smtrain.client.backends.pai.cloud import CloudError
-from smtrain.client.backends.pai.place import PaiPlace
 from smtrain.client.backends.pai.request import create_job
 from smtrain.core.config.pai import Pai
 from smtrain.stages import stages_of
@@ -119,13 +119,13 @@ def test_a_request_that_is_too_long_is_refused() -> None:
 
 def test_a_dry_run_prints_it_and_needs_no_sdk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "alibabacloud_pai_dlc20201203", None)
-    shown = PaiPlace(QUOTA).preview([request()])
+    shown = PaiBackend(QUOTA).preview([request()])
     assert json.loads(shown) == create_job(request(), QUOTA)
 
 
 def test_a_key_that_the_installed_sdk_does_not_know_is_named() -> None:
     with pytest.raises(CloudError, match=r"does not know Settings\.Newer of CreateJob; update it"):
-        PaiPlace(QUOTA).cloud.create({**create_job(request(), QUOTA), "Settings": {"Newer": True}})
+        PaiBackend(QUOTA).cloud.create({**create_job(request(), QUOTA), "Settings": {"Newer": True}})
 
 
 def test_the_request_of_smtrain_names_the_paths_of_the_pods(raw: dict[str, Any]) -> None:

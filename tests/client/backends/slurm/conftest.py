@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from smtrain.client.backends.slurm.place import SlurmPlace
+from smtrain.client.backends.slurm.backend import SlurmBackend
 from smtrain.client.jobs.job import Job
 from smtrain.core.config.cluster import Cluster
 from tests import processes
@@ -58,8 +58,8 @@ class Bench:
     def __init__(self, slurm: Slurm, shared: Path) -> None:
         self.slurm, self.shared = slurm, shared
 
-    def place(self, **changes: Any) -> SlurmPlace:
-        return SlurmPlace(Cluster(shared=str(self.shared), **changes))
+    def place(self, **changes: Any) -> SlurmBackend:
+        return SlurmBackend(Cluster(shared=str(self.shared), **changes))
 
     def request(self, program: str, *, stage: str = "train", hosts: int = 1, name: str | None = None) -> dict[str, Any]:
         """A request whose bundle has the real runner, and this program instead of the launcher."""
@@ -87,7 +87,7 @@ class Bench:
             "Environment": {},
         }
 
-    def start(self, place: SlurmPlace, program: str, *, after: list[str] | None = None, **how: Any) -> Job:
+    def start(self, place: SlurmBackend, program: str, *, after: list[str] | None = None, **how: Any) -> Job:
         request = self.request(program, **how)
         assert place.submit(request, after or [])
         return Job(request["TrainingJobName"], place)

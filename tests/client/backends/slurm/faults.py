@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from smtrain.client.backends.slurm.place import SlurmPlace
+from smtrain.client.backends.slurm.backend import SlurmBackend
 from smtrain.client.jobs.job import Job
 from tests.client.backends.slurm.conftest import wait_for
 from tests.client.backends.slurm.daemons import Slurm
@@ -23,7 +23,7 @@ PROGRAMS = (b"train.py", b"launch.py")
 def queued(job: Job) -> str:
     """The ID of a job that has not ended."""
     place = job.target
-    assert isinstance(place, SlurmPlace)
+    assert isinstance(place, SlurmBackend)
     return str(wait_for(lambda: place.queued_id(job.name)))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import smtrain
-from smtrain.client.backends.choose import target_of
+from smtrain.client.backends.choose import backend_of
 from smtrain.client.backends.slurm.checks import run_checks
 from smtrain.client.backends.slurm.nodes import NodeAnswer, answers, node_findings
 from smtrain.client.findings import Report
@@ -115,7 +115,7 @@ def test_an_input_that_is_not_there_is_told(bench: Bench, raw: dict[str, Any], t
     (gone / "text").mkdir(parents=True)
     (gone / "text/a.jsonl").write_text('{"text": "hello"}\n')
     settings = config({**raw, "data": {"path": str(gone / "text")}}, str(bench.shared))
-    target = target_of(settings)
+    target = backend_of(settings)
     chain = Chain(settings, target, look=False)
     shutil.rmtree(gone)
     findings = [finding for finding in run_checks(target, chain.config, ["prepare"]) if finding.check == "inputs"]

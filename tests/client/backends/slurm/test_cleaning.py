@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from smtrain.client.backends.job_registry import CLUSTERS
-from smtrain.client.backends.slurm.place import SlurmPlace
+from smtrain.client.backends.slurm.backend import SlurmBackend
 from smtrain.core.config.cluster import Cluster
 from tests.typed import typed
 
@@ -27,7 +27,7 @@ class Site:
         self.shared, self.queue = folder / "shared", folder / "queue"
         self.queue.write_text("")
         self.cluster = Cluster(shared=str(self.shared))
-        self.place = SlurmPlace(self.cluster)
+        self.place = SlurmBackend(self.cluster)
 
     def put(self, path: str, content: bytes = DATA) -> Path:
         file = self.shared / path

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import smtrain
-from smtrain.client.backends.choose import target_of
+from smtrain.client.backends.choose import backend_of
 from smtrain.client.launch import graphs
 from smtrain.client.planner.resolve import load_config
 from smtrain.stages import stages_of
@@ -61,7 +61,7 @@ def test_graphs_are_compiled_on_one_node_and_every_later_job_knows(
     assert kept.count("model.neff") == 3
     assert Path(result["cache"]).parent == bench.shared / "neuron-cache"
     assert not any(name.endswith(".part") for name in kept)
-    held = graphs.held(target_of(loaded), f"file://{result['cache']}")
+    held = graphs.held(backend_of(loaded), f"file://{result['cache']}")
     assert held is not None
     assert held["graphs"] == 3
     again = smtrain.launch(settings, stage="compile", again=True, check=False, say=lambda _: None)

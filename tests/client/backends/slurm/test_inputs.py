@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 import smtrain
-from smtrain.client.backends.choose import target_of
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.choose import backend_of
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
+from smtrain.client.backends.slurm.backend import SlurmBackend
 from smtrain.client.backends.slurm.checks import inputs_in_place
 from smtrain.client.backends.slurm.paths import path_of
-from smtrain.client.backends.slurm.place import SlurmPlace
 from smtrain.client.backends.slurm.script import sbatch_script
 from smtrain.client.jobs.job import Job
 from smtrain.client.launch.stages import Chain
@@ -40,16 +40,16 @@ for path in sorted(path for path in root.rglob("*") if path.is_file()):
 
 
 @pytest.fixture
-def bucket(bench: Bench, local_home: Path, monkeypatch: pytest.MonkeyPatch) -> Target:
+def bucket(bench: Bench, local_home: Path, monkeypatch: pytest.MonkeyPatch) -> SageMakerBackend:
     """The S3 of the control plane, which jobs of the cluster can reach."""
     monkeypatch.setenv("SMTRAIN_HOME", str(local_home))
     as_told.tell(monkeypatch)
-    target = Target("local")
+    target = SageMakerBackend("local")
     target.s3.create_bucket(Bucket=BUCKET)
     return target
 
 
-def put(target: Target, prefix: str, **objects: str) -> str:
+def put(target: SageMakerBackend, prefix: str, **objects: str) -> str:
     for name, text in objects.items():
         target.s3.put_object(Bucket=BUCKET, Key=f"{prefix}/{name.replace('__', '/')}", Body=text.encode())
     return f"s3://{BUCKET}/{prefix}"
@@ -71,7 +71,7 @@ def said(job: Job) -> list[str]:
     return [line.text for line in job.lines()]
 
 
-def test_a_prefix_of_s3_is_copied_once_and_every_node_reads_it(bench: Bench, bucket: Target) -> None:
+def test_a_prefix_of_s3_is_copied_once_and_every_node_reads_it(bench: Bench, bucket: SageMakerBackend) -> None:
     uri = put(bucket, "once", a="one", deeper__b="two")
     job, description = reading(bench, uri, hosts=2)
     assert description["TrainingJobStatus"] == "Completed", said(job)
@@ -91,7 +91,7 @@ def test_a_prefix_of_s3_is_copied_once_and_every_node_reads_it(bench: Bench, buc
 
 
 def test_a_copy_that_was_killed_is_finished_by_the_next_job_and_nothing_is_copied_twice(
-    bucket: Target, tmp_path: Path
+    bucket: SageMakerBackend, tmp_path: Path
 ) -> None:
     texts = {f"n{number}": f"{number} " * 300 for number in range(48)}
     uri = put(bucket, "killed", **texts)
@@ -118,7 +118,7 @@ def test_a_copy_that_was_killed_is_finished_by_the_next_job_and_nothing_is_copie
     assert [path.name for path in next(tmp_path.glob("s3/*")).iterdir() if path.name != "data"] == ["manifest.json"]
 
 
-def test_what_is_not_in_s3_is_the_jobs_own_failure(bench: Bench, bucket: Target) -> None:
+def test_what_is_not_in_s3_is_the_jobs_own_failure(bench: Bench, bucket: SageMakerBackend) -> None:
     _, description = reading(bench, f"s3://{BUCKET}/nothing-here")
     assert description["TrainingJobStatus"] == "Failed"
     assert "there is no object under it" in description["FailureReason"]
@@ -137,7 +137,7 @@ def test_a_path_of_the_cluster_is_named_from_a_laptop(raw: dict[str, Any], tmp_p
     text = {"path": "/fsx/of-the-cluster/text"}
     settings = config(raw, tmp_path, data=text, cluster={"host": "head"})
     assert settings.data.path == "file:///fsx/of-the-cluster/text"
-    chain = Chain(settings, target_of(settings), look=False)
+    chain = Chain(settings, backend_of(settings), look=False)
     copied = [upload.uri for upload in chain.resolved.uploads]
     assert inputs_in_place(chain.config, copied) == ["/fsx/of-the-cluster/text"]
     assert copied == [chain.config.model.path]  # the model is the laptop's
@@ -147,7 +147,7 @@ def test_a_path_of_the_cluster_is_named_from_a_laptop(raw: dict[str, Any], tmp_p
 
 def test_what_lies_on_the_shared_file_system_is_used_in_place(raw: dict[str, Any], tmp_path: Path) -> None:
     chain_config = config(raw, tmp_path)
-    chain = Chain(chain_config, target_of(chain_config), look=False)
+    chain = Chain(chain_config, backend_of(chain_config), look=False)
     assert inputs_in_place(chain.config) == [raw["model"]["path"], raw["data"]["path"]]
     assert not chain.resolved.uploads
 
@@ -159,7 +159,7 @@ def test_a_container_sees_what_each_stage_reads(raw: dict[str, Any], tmp_path: P
     held_out = shutil.copytree(raw["data"]["path"], tmp_path / "held-out")
     raw["train"]["validation"] = {"path": str(held_out)}
     settings = config(raw, tmp_path / "shared", cluster={"container": image})
-    chain = Chain(settings, target_of(settings), look=False)
+    chain = Chain(settings, backend_of(settings), look=False)
     assert not chain.resolved.uploads
     for stage in ("prepare", "train"):
         request = chain.plan(stage).request
@@ -172,7 +172,7 @@ def test_a_container_sees_what_each_stage_reads(raw: dict[str, Any], tmp_path: P
 @pytest.mark.parametrize("container", [None, "/fsx/torch.sif"])
 def test_files_behind_links_are_used_in_place_if_a_stage_sees_them(tmp_path: Path, container: str | None) -> None:
     shared = tmp_path / "shared"
-    place = SlurmPlace(Cluster(shared=str(shared), container=container))
+    place = SlurmBackend(Cluster(shared=str(shared), container=container))
     for folder in ("shared/blobs", "hub/blobs", "hub/snapshots/1", "plain"):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "a").write_text("x")

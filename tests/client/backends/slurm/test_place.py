@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from smtrain.client.backends.slurm import copying
-from smtrain.client.backends.slurm.place import _ROW
+from smtrain.client.backends.slurm.backend import _ROW
 from smtrain.client.backends.slurm.remote_shell import Head
 
 

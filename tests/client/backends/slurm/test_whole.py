@@ -26,7 +26,7 @@ import pytest
 import yaml
 
 import smtrain
-from smtrain.client.backends.slurm.place import SlurmPlace
+from smtrain.client.backends.slurm.backend import SlurmBackend
 from smtrain.client.jobs.job import Job
 from smtrain.client.jobs.listing import list_jobs
 from smtrain.client.launch.stages import Chain
@@ -65,7 +65,7 @@ class Site:
         self.slurm, self.shared = slurm, folder / "shared"
         self.shared.mkdir()
         self.cluster = {"shared": str(self.shared), "venv": sys.prefix, "restarts": 100, "host": host}
-        self.place = SlurmPlace(Cluster(**self.cluster))
+        self.place = SlurmBackend(Cluster(**self.cluster))
         self.config: dict[str, Any] = {
             "name": "slurm-whole",
             "target": "slurm",

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from smtrain.client.backends.slurm.backend import _ROW
 from smtrain.client.backends.slurm.logs import LogFiles
-from smtrain.client.backends.slurm.place import _ROW
 from smtrain.client.backends.slurm.remote_shell import Head
 from smtrain.client.backends.slurm.state import QueueRow, state_of
 from tests.client.backends.slurm.conftest import Bench, wait_for

@@ -58,7 +58,7 @@ _CLAIM_S = 20
 
 
 @dataclass(frozen=True)
-class PaiPlace:
+class PaiBackend:
     """A storage and a workspace of PAI-DLC, as the section `pai` describes them."""
 
     section: Pai

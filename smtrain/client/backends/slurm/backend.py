@@ -98,7 +98,7 @@ exit 0
 
 
 @dataclass(frozen=True)
-class SlurmPlace:
+class SlurmBackend:
     """One cluster, as the section `cluster` describes it."""
 
     section: Cluster

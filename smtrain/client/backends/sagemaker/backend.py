@@ -10,7 +10,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from smtrain.client.backends.base import JobPlace, Pace, TokenExpiredError
+from smtrain.client.backends.base import Backend, Pace, TokenExpiredError
 from smtrain.client.backends.sagemaker.calls import PERSIST_S
 from smtrain.client.backends.sagemaker.clients import Clients
 from smtrain.client.backends.sagemaker.retry import Patience
@@ -29,8 +29,8 @@ _TRIES = 4
 
 
 @dataclass(frozen=True)
-class Target(Clients):
-    """The SageMaker backend (`backends.base.JobPlace`)."""
+class SageMakerBackend(Clients):
+    """The SageMaker backend (`backends.base.Backend`)."""
 
     grace = GRACE
 
@@ -179,7 +179,7 @@ class Target(Clients):
         )
 
 
-def unknown_run(sentence: str, name: str, place: JobPlace, near: str = "", code: Code = "job.not_found") -> JobError:
+def unknown_run(sentence: str, name: str, place: Backend, near: str = "", code: Code = "job.not_found") -> JobError:
     """The error for a name that no run or job has; `near` is a better idea than a similar name of a run."""
     side = {"local": "here", "aws": "on AWS"}.get(place.name, f"on target {place.name}")
     near = near or (near_run(name) if place.name == "local" else "")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.jobs.copies import StoreCopy
 from smtrain.core.errors import JobError
 from tests.worker.data.tiny_s3 import FAULTS, TinyS3, tiny_s3
@@ -23,7 +23,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[TinyS3]:
 
 
 def test_content_that_is_cut_off_is_read_again(store: TinyS3, tmp_path: Path) -> None:
-    target, cuts = Target("aws", "us-east-1"), iter(range(8))
+    target, cuts = SageMakerBackend("aws", "us-east-1"), iter(range(8))
     store.fault = lambda called: "truncated" if called == "GetObject" and next(cuts, 8) % 4 < 3 else None
     assert target.read("s3://b/a") == store.objects["a"]
     target.fetch("b", "a", tmp_path / "a")
@@ -34,7 +34,7 @@ def test_content_that_is_cut_off_is_read_again(store: TinyS3, tmp_path: Path) ->
 def test_content_that_is_always_cut_off_is_named(store: TinyS3) -> None:
     store.fault = lambda called: "truncated" if called == "GetObject" else None
     with pytest.raises(JobError, match=r"s3://b/a was cut off 4 times; check the network"):
-        Target("aws", "us-east-1").read("s3://b/a")
+        SageMakerBackend("aws", "us-east-1").read("s3://b/a")
 
 
 def test_a_model_is_fetched_whole_though_a_quarter_of_all_calls_fails(
@@ -46,7 +46,7 @@ def test_a_model_is_fetched_whole_though_a_quarter_of_all_calls_fails(
     for number in range(10):
         store.objects[f"m/{number}"] = draw.randbytes(3000)
     store.fault = lambda _: draw.choice(FAULTS) if draw.random() < 0.25 else None
-    folder = StoreCopy(Target("aws", "us-east-1"), "s3://b/m").fetch()
+    folder = StoreCopy(SageMakerBackend("aws", "us-east-1"), "s3://b/m").fetch()
     assert {f"m/{path.name}": path.read_bytes() for path in folder.iterdir()} == {
         key: content for key, content in store.objects.items() if key != "a"
     }
