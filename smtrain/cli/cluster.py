@@ -155,12 +155,12 @@ def clean(
     $ smtrain cluster clean  # only look
     $ smtrain cluster clean --older-than 7d  # remove what is older
     """
-    from smtrain.client.backends.choose import backend_by_name
-    from smtrain.client.backends.choose import cluster as slurm
+    from smtrain.client.backends.slurm.backend import SlurmBackend
     from smtrain.client.backends.slurm.cleaning import KINDS, look, plan, remove
+    from smtrain.client.backends.slurm.registry import REGISTRY
     from smtrain.core.config.units import spell_bytes
 
-    age, place = options.age_of(older_than), slurm(backend_by_name("slurm"))
+    age, place = options.age_of(older_than), SlurmBackend(REGISTRY.section_of())
     shared = look(place)
     sizes = shared.sizes()
     for kind, size in sizes.items():

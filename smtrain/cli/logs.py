@@ -57,8 +57,8 @@ def logs(
     start, pause = _moment(since), options.seconds_of("--every", every)
     handle = options.job_named(job, target)
     hosts = handle.hosts
-    of_slurm = {"slurm-out"} if handle.target.name == "slurm" else set()  # what Slurm itself said
-    if host is not None and host not in {f"algo-{n + 1}" for n in range(hosts)} | of_slurm:
+    names = {f"algo-{n + 1}" for n in range(hosts)} | {handle.target.record.log}
+    if host is not None and host not in names:
         raise JobError(f"--host {host}: {handle.name} has algo-1" + (f" to algo-{hosts}" if hosts > 1 else " alone"))
     view = View(
         host, grep, start, tail, resume, False if plain or not lines else None,

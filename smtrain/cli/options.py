@@ -31,21 +31,21 @@ NARROW = 54
 """Below this many columns click would print help for a wider terminal."""
 
 
-class TargetOption(str, Enum):
-    """Targets of jobs."""
-
-    local = "local"
-    aws = "aws"
-    slurm = "slurm"
-    pai_dlc = "pai-dlc"
-
-
 if TYPE_CHECKING:
+
+    class TargetOption(str, Enum):
+        """The targets of jobs."""
+
+        local = "local"
 
     class StageOption(str, Enum):
         """The stages of a run."""
 
         train = "train"
+
+
+else:
+    TargetOption = Enum("TargetOption", {name: name for name in TARGETS}, type=str)
 
 
 def __getattr__(name: str) -> object:

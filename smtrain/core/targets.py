@@ -52,6 +52,16 @@ class TargetRecord:
     """A job ends at a time limit of its own and is submitted again, so a run is several attempts."""
     own_machines: bool = False
     """The machines belong to the user or the organisation of the user: they have any type, and need no price."""
+    described: bool = False
+    """Its machines have no types: an entry of `machines` must describe them."""
+    images: bool = False
+    """Every job runs in `compute.image`."""
+    log: str | None = None
+    """The name of the backend's own log, next to those of the hosts."""
+    secrets: str = (
+        "keep it in Secrets Manager and let the job read it with its role (model.token is for a Hugging Face one)"
+    )
+    """The remedy for a secret in the clear."""
     unpriced: str = ""
     """The adverb for a cost without a known price."""
 
@@ -67,7 +77,7 @@ TARGETS: dict[str, TargetRecord] = {
         TargetRecord(
             "local", "this machine", "on this machine", "SageMaker", file_systems=("fsx://", "efs://"), here=True
         ),
-        TargetRecord("aws", "AWS", "on AWS", "SageMaker", file_systems=("fsx://", "efs://"), rented=True),
+        TargetRecord("aws", "AWS", "on AWS", "SageMaker", file_systems=("fsx://", "efs://"), rented=True, images=True),
         TargetRecord(
             "slurm",
             "a Slurm cluster",
@@ -82,6 +92,7 @@ TARGETS: dict[str, TargetRecord] = {
             chains=True,
             repeats=True,
             own_machines=True,
+            log="slurm-out",
             unpriced="on a cluster of your own",
         ),
         TargetRecord(
@@ -95,6 +106,9 @@ TARGETS: dict[str, TargetRecord] = {
             store="oss://",
             paths=True,
             queues=True,
+            described=True,
+            images=True,
+            secrets="keep it in a file of the image or of a mount that others may not read",
             unpriced="on PAI-DLC, whose prices are not known here",
         ),
     )

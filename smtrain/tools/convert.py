@@ -8,7 +8,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from smtrain.client.backends.choose import backend_by_name, pai_dlc
+from smtrain.client.backends.pai.backend import PaiBackend
+from smtrain.client.backends.pai.registry import REGISTRY
 from smtrain.client.jobs.copies import StoreCopy
 from smtrain.client.jobs.results import md5_of
 from smtrain.core import text
@@ -107,14 +108,14 @@ def _made_in(uri: str) -> Path:
 
 def _copied(uri: str, say: Say) -> Path:
     """A copy of what is below an oss:// URI; files that are here already are not fetched again."""
-    copy = StoreCopy(backend_by_name("pai-dlc"), uri)
+    copy = StoreCopy(PaiBackend(REGISTRY.section_of()), uri)
     say(f"fetching {copy.uri} into {copy.folder}")
     return copy.fetch()
 
 
 def _sent(folder: Path, uri: str, overwrite: bool, say: Say) -> None:
     """Write the files of a folder below an oss:// URI, the manifest last."""
-    cloud, prefix = pai_dlc(backend_by_name("pai-dlc")).cloud, f"{uri.rstrip('/')}/"
+    cloud, prefix = PaiBackend(REGISTRY.section_of()).cloud, f"{uri.rstrip('/')}/"
     bucket, key = split_uri(prefix)
     files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
     there = {item["Key"][len(key) :]: item for item in cloud.listing(prefix)}

@@ -95,7 +95,7 @@ def read_records(folder: Path) -> str:
     import os
     from unittest import mock
 
-    from smtrain.client.backends.job_registry import CLUSTERS, PAI
+    from smtrain.client.backends.choose import registries
     from smtrain.client.backends.slurm.state import events_of, state_of
     from smtrain.client.follow.follower import Cursor
     from smtrain.client.jobs.checkpoints import compare_with_record
@@ -106,7 +106,7 @@ def read_records(folder: Path) -> str:
         return file.read_bytes() if file.is_file() and not file.is_symlink() else b""
 
     with mock.patch.dict(os.environ, SMTRAIN_HOME=str(folder)):
-        for registry in (CLUSTERS, PAI):
+        for _, registry in registries():
             try:
                 registry.section_of()
             except SmtrainError:

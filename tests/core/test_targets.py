@@ -20,7 +20,7 @@ OWN = (
     "worker",
 )
 """Folders and files of one target, and rooms that know none."""
-MOST = 24
+MOST = 1
 
 
 def compared(source: str) -> Iterator[int]:

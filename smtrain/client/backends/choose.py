@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import Any, cast, get_args
 
 from smtrain.client.backends.base import Backend, JobQueue
-from smtrain.client.backends.job_registry import CLUSTERS, PAI
+from smtrain.client.backends.job_registry import JobRegistry
 from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.core.config import JobConfig
+from smtrain.core.config.section import Section
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.extras import install, present
 from smtrain.core.facts import table
 from smtrain.core.near import hint
 from smtrain.core.protocol.requests import is_of_run
-from smtrain.core.targets import TargetName, TargetRecord
-
-if TYPE_CHECKING:
-    from smtrain.client.backends.pai.backend import PaiBackend
-    from smtrain.client.backends.slurm.backend import SlurmBackend
-    from smtrain.core.config.cluster import Cluster
-    from smtrain.core.config.pai import Pai
+from smtrain.core.targets import TARGETS, TargetName, TargetRecord
 
 
 def module_of(record: TargetRecord, name: str) -> Any:
@@ -30,19 +26,34 @@ def module_of(record: TargetRecord, name: str) -> Any:
     return import_module(f"{__package__}.{record.folder}.{name}")
 
 
+def registry_of(record: TargetRecord) -> JobRegistry[Any]:
+    """The jobs that were submitted from here to a target with a section."""
+    registry: JobRegistry[Any] = module_of(record, "registry").REGISTRY
+    return registry
+
+
+def registries() -> Iterator[tuple[TargetRecord, JobRegistry[Any]]]:
+    """The registry of each target that has one."""
+    return ((record, registry_of(record)) for record in TARGETS.values() if record.section)
+
+
+def _backend(record: TargetRecord, section: Section) -> Backend:
+    backend: Backend = module_of(record, "backend").BACKEND(section)
+    return backend
+
+
 def backend_of(config: JobConfig, name: TargetName | None = None) -> Backend:
     """The backend of a call: its own target, else the config's."""
-    name = name or config.target
-    if name == "slurm":
-        return _slurm(config.cluster)
-    return _pai(config.pai) if name == "pai-dlc" else SageMakerBackend(name, config.compute.region)
+    record = TARGETS[name or config.target]
+    if record.section is None:
+        return SageMakerBackend(record.name, config.compute.region)
+    return _backend(record, getattr(config, record.section))
 
 
 def backend_by_name(name: TargetName) -> Backend:
-    """The backend of a target's name, without a config; for `slurm` and `pai-dlc` the one used last."""
-    if name == "slurm":
-        return _slurm(CLUSTERS.section_of())
-    return _pai(PAI.section_of()) if name == "pai-dlc" else SageMakerBackend(name)
+    """The backend of a target's name, without a config; if the target has a section, the one used last."""
+    record = TARGETS[name]
+    return SageMakerBackend(name) if record.section is None else _backend(record, registry_of(record).section_of())
 
 
 def backend_of_job(job: str, name: TargetName | None = None) -> tuple[str, Backend]:
@@ -54,10 +65,9 @@ def backend_of_job(job: str, name: TargetName | None = None) -> tuple[str, Backe
             f"SMTRAIN_TARGET is {word!r}; {hint(word, get_args(TargetName), table('word_names')['values'])}",
             code="config.wrong_value",
         )
-    if word == "slurm" or (word is None and CLUSTERS.knows(job)):
-        return job, _slurm(CLUSTERS.section_of(job))
-    if word == "pai-dlc" or (word is None and PAI.knows(job)):
-        return job, _pai(PAI.section_of(job))
+    for record, registry in registries():
+        if word == record.name or (word is None and registry.knows(job)):
+            return job, _backend(record, registry.section_of(job))
     return sagemaker_backend_of_job(job, name)
 
 
@@ -76,36 +86,6 @@ def queue(place: Backend) -> JobQueue:
     return cast("JobQueue", place)
 
 
-def pai_dlc(place: Backend) -> PaiBackend:
-    """The backend of PAI-DLC; callers check its name first."""
-    from smtrain.client.backends.pai.backend import PaiBackend
-
-    assert isinstance(place, PaiBackend)
-    return place
-
-
-def cluster(place: Backend) -> SlurmBackend:
-    """The backend of a Slurm cluster; callers check its name first."""
-    from smtrain.client.backends.slurm.backend import SlurmBackend
-
-    assert isinstance(place, SlurmBackend)
-    return place
-
-
-def _slurm(cluster: Cluster) -> SlurmBackend:
-    """A cluster's backend; imported lazily, as few users have a cluster."""
-    from smtrain.client.backends.slurm.backend import SlurmBackend
-
-    return SlurmBackend(cluster)
-
-
-def _pai(section: Pai) -> PaiBackend:
-    """The backend of a storage on PAI-DLC; imported lazily for the same reason."""
-    from smtrain.client.backends.pai.backend import PaiBackend
-
-    return PaiBackend(section)
-
-
 _ARN = re.compile(r"arn:aws[\w-]*:sagemaker:([\w-]+):(\d{12}):training-job/([\w-]+)")
 
 
@@ -121,16 +101,15 @@ def sagemaker_backend_of_job(name: str, target: TargetName | None = None) -> tup
         region, account, name = arn.groups()
         target = target or ("local" if account == _local_account() else "aws")
     word = target or os.environ.get("SMTRAIN_TARGET")
-    if word not in (None, "", "local", "aws"):
+    names = [record.name for record in TARGETS.values() if record.sagemaker]
+    if word and word not in names:
         raise ConfigError(
-            f"SMTRAIN_TARGET is {word!r}; {hint(word, ('local', 'aws'), table('word_names')['values'])}",
-            code="config.wrong_value",
+            f"SMTRAIN_TARGET is {word!r}; {hint(word, names, table('word_names')['values'])}", code="config.wrong_value"
         )
-    if not word:
-        word = "local" if kept_here(name) or (present("moto") and not _has_credentials()) else "aws"
-        if word == "aws" and region is None and "/" not in name and not present("moto"):
-            _refuse_unknown(name)
-    return name, SageMakerBackend("local") if word == "local" else SageMakerBackend("aws", region)
+    here = TARGETS[word].here if word else kept_here(name) or (present("moto") and not _has_credentials())
+    if not word and not here and region is None and "/" not in name and not present("moto"):
+        _refuse_unknown(name)
+    return name, SageMakerBackend("local") if here else SageMakerBackend("aws", region)
 
 
 def _refuse_unknown(name: str) -> None:

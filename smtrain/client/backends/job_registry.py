@@ -1,6 +1,7 @@
 """Remember the backend of each job, for commands that only name a job: one file a job.
 
-It is needed for backends that no account or login leads to: a Slurm cluster, a storage and workspace of PAI-DLC.
+It is needed for backends that no account or login leads to: a Slurm cluster, a storage and workspace of PAI-DLC. Each
+has a module `registry` in its folder.
 """
 
 from __future__ import annotations
@@ -11,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from smtrain.core.config.cluster import Cluster
-from smtrain.core.config.pai import OSS, Pai
 from smtrain.core.config.section import Section
 from smtrain.core.errors import ConfigError
 from smtrain.core.files import home, read_object, write_atomically
@@ -24,7 +23,7 @@ _Kind = TypeVar("_Kind", bound=Section)
 
 @dataclass(frozen=True)
 class JobRegistry(Generic[_Kind]):
-    """The jobs of one kind of backend."""
+    """The jobs of one target."""
 
     folder: str
     """Its folder in smtrain's."""
@@ -89,27 +88,3 @@ class JobRegistry(Generic[_Kind]):
             raise ConfigError(
                 f"{path} cannot be read ({str(error).splitlines()[0]}); delete it", code="config.unreadable"
             ) from None
-
-
-def _cluster(text: str) -> Cluster:
-    host, _, shared = text.rpartition(":")
-    return Cluster(host=host or None, shared=shared)
-
-
-def _pai(text: str) -> Pai:
-    region, _, rest = text.partition(f"={OSS}")
-    region, _, workspace = region.partition("/")
-    return Pai(region=region, workspace=workspace or None, storage=f"{OSS}{rest}")
-
-
-CLUSTERS = JobRegistry(
-    "slurm", Cluster, "SMTRAIN_CLUSTER", _cluster, "me@head:/fsx/smtrain, or /fsx/smtrain on the head node",
-    "no Slurm cluster is known here; start a run with --target slurm, or set SMTRAIN_CLUSTER=me@head:/fsx/smtrain",
-)  # fmt: skip
-"""Jobs of Slurm clusters."""
-PAI = JobRegistry(
-    "pai-dlc", Pai, "SMTRAIN_PAI", _pai, "cn-beijing=oss://my-bucket/smtrain, or cn-beijing/WORKSPACE=oss://...",
-    "no place on PAI-DLC is known here; start a run with --target pai-dlc, or set "
-    "SMTRAIN_PAI=cn-beijing=oss://my-bucket/smtrain",
-)  # fmt: skip
-"""Jobs of PAI-DLC."""

@@ -196,13 +196,12 @@ def _absolute(raw: dict[str, Any], base: Path) -> dict[str, Any]:
 
 def _place_elsewhere(raw: dict[str, Any]) -> None:
     """Make file:// URIs of absolute paths that the jobs see and this machine does not: those that do not exist here, if
-    a cluster is reached by ssh, which checks them later; and those below a mount of PAI-DLC."""
-    target = raw.get("target")
-    record = TARGETS.get(str(target))
+    the target's section names a host to reach by ssh, which checks them later; and those below a mount of `data`."""
+    record = TARGETS.get(str(raw.get("target")))
     section = raw.get(record.section or "") if record else None
-    if not isinstance(section, dict) or (target == "slurm" and not section.get("host")):
+    if not isinstance(section, dict):
         return
-    mounts = section.get("data") if target == "pai-dlc" else ()
+    mounts = section.get("data")
     listed = mounts if isinstance(mounts, (list, tuple)) else ()  # another type is refused later
     folders = [one["path"] for one in listed if isinstance(one, dict) and isinstance(one.get("path"), str)]
     for mapping, field in _paths(raw):
@@ -210,7 +209,7 @@ def _place_elsewhere(raw: dict[str, Any]) -> None:
         if not (isinstance(mapping, dict) and isinstance(value, str) and value.startswith("/")):
             continue
         mounted = any(f"{value}/".startswith(f"{folder.rstrip('/')}/") for folder in folders)
-        if mounted or (target == "slurm" and not glob.has_magic(value) and not Path(value).exists()):
+        if mounted or (section.get("host") and not glob.has_magic(value) and not Path(value).exists()):
             mapping[field] = "file://" + value.rstrip("/")
 
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from smtrain.client.backends.base import Backend
-from smtrain.client.backends.choose import backend_of, kept_here
-from smtrain.client.backends.job_registry import CLUSTERS, PAI
+from smtrain.client.backends.choose import backend_of, kept_here, registries
 from smtrain.client.backends.sagemaker.backend import near_run
 from smtrain.client.backends.sagemaker.retry import impatient
 from smtrain.core.config import JobConfig
@@ -168,9 +167,9 @@ def _unknown(name: str, place: Backend) -> str:
     side = place.record.place
     if not place.record.here and kept_here(name):
         return f"there is no such run {side}, only on this machine; {_copied(name, 'local')}"
-    for target, registry in (("slurm", CLUSTERS), ("pai-dlc", PAI)):
-        if place.name != target and registry.knows(name):
-            return f"there is no such run {side}, only {TARGETS[target].place}; {_copied(name, target)}"
+    for record, registry in registries():
+        if place.name != record.name and registry.knows(name):
+            return f"there is no such run {side}, only {record.place}; {_copied(name, record.name)}"
     near = near_run(name) if place.record.here else ""
     return f"there is no such run {side}; {near}`smtrain list --target {place.name}` lists the existing ones"
 

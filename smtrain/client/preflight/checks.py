@@ -172,7 +172,7 @@ def _unreached(
         for why in some:
             if isinstance(why, Unreached):
                 own = ("aws", str(why), why.remedy)
-                first = next((one for one in kept if one[0] == "aws"), own) if together else own
+                first = next((one for one in kept if one[0] == own[0]), own) if together else own
                 kept.setdefault(first, []).append(name)
             elif isinstance(why, Unplanned):
                 kept.setdefault(("plan", str(why), why.remedy), []).append(name)

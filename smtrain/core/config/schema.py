@@ -19,7 +19,7 @@ from smtrain.core.config.track import Track
 from smtrain.core.config.training import Model, Parallel, Train
 from smtrain.core.facts.engines import cores_of, lnc_of
 from smtrain.core.model.extension import extended
-from smtrain.core.targets import GRACE, TargetName
+from smtrain.core.targets import GRACE, TARGETS, TargetName
 
 Stage = str
 """Name of a stage; smtrain.stages describes each."""
@@ -98,14 +98,20 @@ class JobConfig(Section):
         return self.machines.get(self.compute.instance_type)
 
     @property
+    def target_section(self) -> Section | None:
+        """The section that describes the target; None if the target has none."""
+        section = TARGETS[self.target].section
+        return getattr(self, section) if section else None
+
+    @property
     def own_command(self) -> str | None:
         """The user's command that a run's only stage runs instead of smtrain's training."""
-        return self.pai.command if self.target == "pai-dlc" else None
+        return getattr(self.target_section, "command", None)
 
     @property
     def stop_grace(self) -> int:
         """Seconds between SIGTERM and SIGKILL: SageMaker's 120, or what the config asks for."""
-        return self.pai.grace if self.target == "pai-dlc" else GRACE
+        return getattr(self.target_section, "grace", GRACE)
 
     @property
     def world_size(self) -> int:

@@ -179,7 +179,7 @@ def _config(run: RunAccount) -> dict[str, Any]:
             compute["spot"] = True
         if run.target.record.queues:
             compute.setdefault("instance_type", description["ResourceConfig"]["InstanceType"])
-        if run.target.name in ("aws", "pai-dlc"):
+        if run.target.record.images:
             compute["image"] = description["AlgorithmSpecification"]["TrainingImage"]
         if run.target.record.rented:
             compute["region"] = run.target.region_name()

@@ -305,10 +305,11 @@ def _environment(run: RunAccount) -> list[tuple[str, str]]:
 
 def _image(run: RunAccount, job: JobAccount) -> str | None:
     """The image that the job ran in; None for local jobs in the sandbox, and on a Slurm cluster without containers."""
-    if run.target.name == "slurm":
-        container: str | None = run.config.get("cluster", {}).get("container")
+    record = run.target.record
+    if not record.images and not record.here:
+        container: str | None = run.config.get(record.section or "", {}).get("container")
         return container
-    if run.target.record.here and read(run.target.tags(job.description)).run_in not in ("docker", "auto"):
+    if record.here and read(run.target.tags(job.description)).run_in not in ("docker", "auto"):
         return None
     image: str = job.description["AlgorithmSpecification"]["TrainingImage"]
     return image

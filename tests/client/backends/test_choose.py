@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from smtrain.client.backends.choose import backend_by_name, backend_of_job, sagemaker
-from smtrain.client.backends.job_registry import CLUSTERS
 from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.backends.slurm.backend import SlurmBackend
+from smtrain.client.backends.slurm.registry import REGISTRY
 from smtrain.core.config.cluster import Cluster
 from smtrain.core.errors import ConfigError, JobError
 from tests.typed import typed
@@ -24,8 +24,8 @@ def nothing_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_job_that_was_submitted_from_here_is_found_by_its_name() -> None:
-    CLUSTERS.remember(Cluster(host="me@head", shared="/fsx/a"), "a-train-00000001")
-    CLUSTERS.remember(Cluster(shared="/fsx/b"), "b-train-00000002")
+    REGISTRY.remember(Cluster(host="me@head", shared="/fsx/a"), "a-train-00000001")
+    REGISTRY.remember(Cluster(shared="/fsx/b"), "b-train-00000002")
     assert backend_of_job("a-train-00000001") == (
         "a-train-00000001",
         SlurmBackend(Cluster(host="me@head", shared="/fsx/a")),

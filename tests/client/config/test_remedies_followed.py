@@ -12,7 +12,7 @@ import pytest
 import smtrain
 from smtrain import ConfigError
 from smtrain.client.config import checks
-from smtrain.client.config.checks import data, machines, pai, train, weights
+from smtrain.client.config.checks import cluster, data, machines, pai, train, weights
 from smtrain.client.config.checks.rule import ConfigRule, Fault, broken
 from smtrain.core.config import JobConfig
 from tests.client.config.faults import CASES
@@ -65,7 +65,7 @@ def test_every_way_that_a_sentence_names_is_enough(told: tuple[Case, Desk, str])
 
 
 RULES: tuple[Iterable[ConfigRule], ...] = (
-    machines.MESH, machines.COMPUTE, machines.CLUSTER, pai.PAI, train.TRAIN, train.NATIVE, train.NXD, train.BEST,
+    machines.MESH, machines.COMPUTE, cluster.CLUSTER, pai.PAI, train.TRAIN, train.NATIVE, train.NXD, train.BEST,
     data.SOURCES, data.OBJECTIVE, data.PRETRAIN_ONLY, data.MEGATRON, [data.PHONES, data.TEMPLATE], weights.WEIGHTS,
     weights.HUB_RULES, [weights.MEGATRON, weights.PEFT],
 )  # fmt: skip
@@ -95,7 +95,7 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], set
 
     folder = tmp_path_factory.mktemp("everything")
     with pytest.MonkeyPatch.context() as patch:
-        for module in (checks, data, machines, pai, train, weights):
+        for module in (checks, cluster, data, machines, pai, train, weights):
             patch.setattr(module, "broken", recording)
         for number, one in enumerate(NAMED.values()):
             desk = begun(folder / str(number), one.base)
@@ -109,7 +109,7 @@ def test_every_rule_is_broken_by_a_case(everything: tuple[list[str], set[int]]) 
     _, met = everything
     assert [rule.keys for rules in RULES for rule in rules if id(rule) not in met] == []
     tables = {id(rule) for rules in RULES for rule in rules}
-    for module in (data, machines, pai, train, weights):
+    for module in (cluster, data, machines, pai, train, weights):
         for value in vars(module).values():
             rules = [value] if isinstance(value, ConfigRule) else value if isinstance(value, tuple) else []
             assert {id(rule) for rule in rules if isinstance(rule, ConfigRule)} <= tables

@@ -9,7 +9,7 @@ import pytest
 
 from smtrain.cli import download, logs, status, stop
 from smtrain.client.backends.choose import backend_of_job
-from smtrain.client.backends.job_registry import CLUSTERS
+from smtrain.client.backends.slurm.registry import REGISTRY
 from smtrain.client.jobs.listing import job_of
 from smtrain.core.config.cluster import Cluster
 from smtrain.tools.report.gather import gather
@@ -101,9 +101,9 @@ def test_a_run_on_a_cluster_is_found_there(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.delenv("SMTRAIN_TARGET", raising=False)
     for at, shared in enumerate(("/fsx/a", "/fsx/b")):
         job = f"far-train-{HASHES[at]}"
-        CLUSTERS.remember(Cluster(shared=shared), job)
+        REGISTRY.remember(Cluster(shared=shared), job)
         os.utime(tmp_path / "slurm" / f"{job}.json", (at, at))
-    CLUSTERS.remember(Cluster(shared="/fsx/c"), f"farther-train-{HASHES[0]}")
-    assert CLUSTERS.knows("far")
-    assert CLUSTERS.section_of("far").shared == "/fsx/b"
-    assert not CLUSTERS.knows("fa")
+    REGISTRY.remember(Cluster(shared="/fsx/c"), f"farther-train-{HASHES[0]}")
+    assert REGISTRY.knows("far")
+    assert REGISTRY.section_of("far").shared == "/fsx/b"
+    assert not REGISTRY.knows("fa")

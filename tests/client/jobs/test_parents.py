@@ -10,8 +10,8 @@ import pytest
 
 import smtrain
 from smtrain.cli.options import model_folder
-from smtrain.client.backends.job_registry import CLUSTERS
 from smtrain.client.backends.sagemaker.backend import SageMakerBackend
+from smtrain.client.backends.slurm.registry import REGISTRY
 from smtrain.client.jobs.job import Job
 from smtrain.client.launch.stages import Chain
 from smtrain.core.config.cluster import Cluster
@@ -152,7 +152,7 @@ def test_a_run_of_another_target_is_named_with_the_way_to_copy_it(
     assert "only on this machine; `smtrain download here FOLDER --target local`" in refusal(
         {**child, **slurm}, "run://here"
     )
-    CLUSTERS.remember(Cluster(shared=str(tmp_path)), f"there-export-{ONE}")
+    REGISTRY.remember(Cluster(shared=str(tmp_path)), f"there-export-{ONE}")
     assert "only on the cluster; `smtrain download there FOLDER --target slurm`" in refusal(child, "run://there")
     planned = smtrain.plan(starting(child, "run://here"), target="aws")  # its shape is known, without credentials
     assert planned.model.startswith("here ")

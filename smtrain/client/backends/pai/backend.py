@@ -22,9 +22,9 @@ from smtrain.client.backends.description import (
     matches,
     summary,
 )
-from smtrain.client.backends.job_registry import PAI
 from smtrain.client.backends.pai.cloud import Cloud, CloudError, CloudLostError, ObjectTakenError
 from smtrain.client.backends.pai.logs import PodLogs
+from smtrain.client.backends.pai.registry import REGISTRY
 from smtrain.client.backends.pai.request import REQUEST, create_job, job_folder
 from smtrain.client.backends.sagemaker.retry import outlasting
 from smtrain.core.config.pai import OSS, Pai
@@ -111,7 +111,7 @@ class PaiBackend:
             self.cloud.claim(claimed, b"")
         except ObjectTakenError:
             if self._appears(name):
-                PAI.remember(self.section, name)
+                REGISTRY.remember(self.section, name)
                 return None  # else its launch was cut off
         try:
             id_ = self.cloud.create(made)
@@ -124,7 +124,7 @@ class PaiBackend:
             with suppress(CloudError):
                 self.cloud.remove(claimed)
             raise JobError(f"{name} was not submitted: {error}") from None
-        PAI.remember(self.section, name)
+        REGISTRY.remember(self.section, name)
         self._ids[name] = id_
         return id_
 
@@ -242,6 +242,9 @@ class PaiBackend:
             if left:
                 return self.cloud.read(f"{OSS}{self.section.bucket}/{left[0]}").decode(errors="replace")
         return str(description.get("FailureReason", ""))
+
+
+BACKEND = PaiBackend
 
 
 def _is_ours(job: Mapping[str, Any]) -> bool:

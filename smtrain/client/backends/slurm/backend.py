@@ -13,11 +13,11 @@ from typing import Any, Literal
 
 from smtrain.client.backends.base import Pace
 from smtrain.client.backends.description import definitions, final_metrics, summary
-from smtrain.client.backends.job_registry import CLUSTERS
 from smtrain.client.backends.sagemaker.retry import outlasting
 from smtrain.client.backends.slurm import copying
 from smtrain.client.backends.slurm.logs import LogFiles
 from smtrain.client.backends.slurm.paths import SCHEME, is_visible, path_of, uri_of
+from smtrain.client.backends.slurm.registry import REGISTRY
 from smtrain.client.backends.slurm.remote_shell import Head, HeadError, HeadLostError
 from smtrain.client.backends.slurm.script import (
     HISTORY,
@@ -168,7 +168,7 @@ class SlurmBackend:
             copying.outlasting(attempt, say)  # if the answer was lost, the next attempt finds the job
         except HeadError as error:
             raise JobError(f"{name} was not submitted: {error}") from None
-        CLUSTERS.remember(self.section, name)
+        REGISTRY.remember(self.section, name)
         answer = output.decode().strip()
         return None if answer == "taken" else answer.partition(";")[0]
 
@@ -277,3 +277,6 @@ class SlurmBackend:
                 else {"TrainingJobName": name, "OutputDataConfig": {"S3OutputPath": base}, "ResourceConfig": {}}
             )
             yield description(sent, events, state, row)
+
+
+BACKEND = SlurmBackend

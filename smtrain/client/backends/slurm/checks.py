@@ -9,7 +9,7 @@ from smtrain.client.backends.slurm.nodes import ask_nodes
 from smtrain.client.backends.slurm.paths import SCHEME, path_of
 from smtrain.client.backends.slurm.remote_shell import HeadError
 from smtrain.client.backends.slurm.script import bare, directive, node_options, on_cpus
-from smtrain.client.config.checks.machines import least_time
+from smtrain.client.config.checks.cluster import least_time
 from smtrain.client.findings import Finding
 from smtrain.core.config import JobConfig, Stage
 from smtrain.core.config.schema import inputs_of

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from smtrain.client.backends.job_registry import CLUSTERS
 from smtrain.client.backends.slurm.backend import SlurmBackend
 from smtrain.client.backends.slurm.paths import SCHEME, path_of
+from smtrain.client.backends.slurm.registry import REGISTRY
 from smtrain.client.backends.slurm.script import REQUEST
 from smtrain.core.files import parse_json
 from smtrain.core.protocol.finished import Going, Record, going
@@ -120,7 +120,7 @@ def remove(place: SlurmBackend, chosen: Going, units: Iterable[Unit]) -> int:
         names = "\0".join(f"./{unit.path}" for unit in units).encode(errors="surrogateescape")
         place.head.run("sh", "-c", _REMOVE, "sh", place.shared, feed=names, seconds=None)
     for record in chosen.jobs:
-        CLUSTERS.forget(record.name)
+        REGISTRY.forget(record.name)
     return sum(unit.size for unit in units)
 
 

@@ -12,6 +12,7 @@ from smtrain.client.config.checks.weights import folder_faults, weights_faults
 from smtrain.core.config.schema import JobConfig
 from smtrain.core.config.secrets import is_secret
 from smtrain.core.errors import Sentence
+from smtrain.core.targets import TARGETS
 
 
 def combination_faults(config: JobConfig) -> Iterator[Fault]:
@@ -39,11 +40,7 @@ def secret_faults(config: JobConfig) -> Iterator[Fault]:
     """Secrets in clear text: anyone who may describe the job could read them. The value is never repeated."""
     for key, value in texts_in(config.model_dump(mode="json")):
         if is_secret(value, key.rpartition(".")[2] if key.startswith(("compute.environment.", "tags.")) else ""):
-            remedy = (
-                "keep it in a file of the image or of a mount that others may not read" if config.target == "pai-dlc"
-                else "keep it in Secrets Manager and let the job read it with its role (model.token is for a Hugging "
-                "Face one)"
-            )  # fmt: skip
+            remedy = TARGETS[config.target].secrets
             fault = f"{key}: looks like a secret, and anyone who may describe the job could read it; {remedy}"
             yield {key}, Sentence(fault, "config.secret")
 

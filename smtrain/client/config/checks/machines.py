@@ -1,17 +1,17 @@
-"""Rules for machines: the mesh, the instances, the network, the names that AWS restricts, and a Slurm cluster."""
+"""Rules for machines: the mesh, the instances, the network, and the names that AWS restricts."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from importlib import import_module
 from math import gcd
 
 from smtrain.client.config.checks.mesh import BATCH, given_batch, would_do
-from smtrain.client.config.checks.pai import pai_faults
 from smtrain.client.config.checks.rule import ConfigRule as Rule
 from smtrain.client.config.checks.rule import Fault, all_set, broken
-from smtrain.client.config.slurm_options import option_faults
-from smtrain.core.config.schema import JobConfig, inputs_of
+from smtrain.client.config.checks.uris import uris_of
+from smtrain.core.config.schema import JobConfig
 from smtrain.core.config.track import MLFLOW_ARN
 from smtrain.core.facts import instance, is_known, table
 from smtrain.core.facts.engines import TRAINIUM2, lnc_fault, sagemaker_lack
@@ -19,7 +19,6 @@ from smtrain.core.facts.names import instance_meant
 from smtrain.core.facts.trainium2 import instead, pairs_of, torus_chip, untiled
 from smtrain.core.near import nearest
 from smtrain.core.protocol.uris import A_URI, data_source, is_mounted, object_store
-from smtrain.core.shell import syntax_error
 from smtrain.core.targets import TARGETS
 
 MESH_KEYS = {
@@ -32,7 +31,6 @@ _BUCKET = re.compile(r"(?!\d+\.\d+\.\d+\.\d+$)(?!xn--)[a-z0-9](?!.*\.\.)[a-z0-9.
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 """AWS's pattern; Slurm's job script exports these names."""
 _ROLE = re.compile(r"arn:aws[\w-]*:iam::\d{12}:role/[\w+=,.@/-]{1,512}|[\w+=,.@-]{1,64}")
-_MARGIN = 120  # seconds: Slurm's signal may come a minute early, and a minute is left to train in
 
 
 def mesh_fits(config: JobConfig) -> bool:
@@ -202,19 +200,6 @@ COMPUTE = (
                    "or name"),
 )  # fmt: skip
 
-CLUSTER = (
-    Rule("cluster.shared", lambda c: c.cluster.shared is None,
-         "cluster.shared: is missing; name a folder that all nodes see, such as /fsx/smtrain (target slurm)"),
-    Rule("checkpoint.s3_uri", lambda c: c.checkpoint.s3_uri,
-         "checkpoint.s3_uri: on a cluster checkpoints lie below cluster.shared; leave it out"),
-    *(
-        Rule(f"compute.{name}", all_set(f"compute.{name}"), f"compute.{name}: applies to SageMaker only; leave it out")
-        for name in ("spot", "keep_alive", "training_plan", "infra_check", "retries", "instance_group")
-    ),
-    Rule("network", lambda c: c.network.isolation or c.network.subnets,
-         "network: applies to SageMaker only; leave it out"),
-)  # fmt: skip
-
 
 def machine_faults(config: JobConfig) -> Iterator[Fault]:
     """Machines, network and names that cannot be used together."""
@@ -224,21 +209,14 @@ def machine_faults(config: JobConfig) -> Iterator[Fault]:
         compute = config.compute
         if fault := lnc_fault(compute.instance_type, compute.environment, config.processes_per_instance):
             yield {"compute.environment", "compute.processes_per_instance", "compute.instance_type"}, fault
-    if config.target == "slurm":
-        yield from _cluster_faults(config)
-    if config.target == "pai-dlc":
-        yield from pai_faults(config)
-
-
-def _places(config: JobConfig) -> list[tuple[str, str]]:
-    """The keys that may hold a URI, with their values."""
-    written = (("checkpoint.s3_uri", config.checkpoint.s3_uri), ("output.s3_uri", config.output.s3_uri))
-    return [*inputs_of(config), *((key, uri) for key, uri in written if uri)]
+    if section := TARGETS[config.target].section:
+        # The rules of a target are in the module that has the name of its section.
+        yield from import_module(f"{__package__}.{section}").section_faults(config)
 
 
 def _name_faults(config: JobConfig) -> Iterator[Fault]:
     """Names that AWS, or the file systems and machines of a config, cannot have. Checked offline."""
-    for key, uri in _places(config):
+    for key, uri in uris_of(config):
         if uri.startswith("s3://") and not _BUCKET.fullmatch(bucket := uri[5:].partition("/")[0]):
             yield (
                 {key},
@@ -265,9 +243,10 @@ def _own_machine_fault(config: JobConfig) -> str | None:
     name = config.compute.instance_type
     if TARGETS[config.target].rented and config.own_machine is None and (lack := sagemaker_lack(name)):
         return f"{lack}; {trainium2_instead(config)}"
-    if config.target == "pai-dlc":
+    if TARGETS[config.target].described:
         return None if config.own_machine else (
-            f"{name} is not one of PAI-DLC; describe the GPUs of a pod under machines, and name that entry"
+            f"{name} is not one of {TARGETS[config.target].service}; describe the GPUs of a pod under machines, and "
+            "name that entry"
         )  # fmt: skip
     if config.own_machine is None and name.startswith("ml.trn3") and not is_known(name):
         return f"{sagemaker_lack(str(instance_meant(name)))}; take {TRAINIUM2}"
@@ -309,33 +288,3 @@ def trainium2_instead(config: JobConfig) -> str:
                             pairs_of(parallel.pp, tied=True), parallel.cp, parallel.ep))
     )  # fmt: skip
     return f"set compute.instance_type: {TRAINIUM2}" + ("" if kept else " and parallel: auto")
-
-
-def least_time(config: JobConfig) -> int:
-    """The shortest time limit of a job on a cluster, in seconds, that leaves time to train before it saves."""
-    return config.cluster.save_before + _MARGIN
-
-
-def _cluster_faults(config: JobConfig) -> Iterator[Fault]:
-    cluster = config.cluster
-    yield from broken(CLUSTER, config)
-    for key, program in (("sbatch", "sbatch"), ("cpu_sbatch", "sbatch"), ("srun", "srun")):
-        for fault in option_faults(getattr(cluster, key), program):
-            yield {f"cluster.{key}"}, f"cluster.{key}: {fault}"
-    if cluster.setup and (error := syntax_error("\n".join(cluster.setup))):
-        yield {"cluster.setup"}, f"cluster.setup: bash cannot read it ({error}); correct the line"
-    limit, least = cluster.time or config.compute.max_run, least_time(config)
-    if limit < least:
-        key = "cluster.time" if cluster.time else "compute.max_run"
-        yield (
-            {key, "cluster.save_before"},
-            f"{key}: {limit} s leaves no time to train: cluster.save_before takes {cluster.save_before} s of it, and "
-            f"Slurm up to a minute more; at least {least} s would do",
-        )
-    for key, uri in _places(config):
-        if uri.startswith(("fsx://", "efs://")):
-            yield (
-                {key},
-                f"{key}: {uri} is how SageMaker names a file system; give the path under which the nodes have mounted "
-                "it, such as /fsx/text",
-            )

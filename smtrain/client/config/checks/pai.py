@@ -89,7 +89,7 @@ PAI = (
 )  # fmt: skip
 
 
-def pai_faults(config: JobConfig) -> Iterator[Fault]:
+def section_faults(config: JobConfig) -> Iterator[Fault]:
     """Faults of a config for PAI-DLC."""
     yield from broken(PAI, config)
     if config.pai.command and (error := syntax_error(config.pai.command)):

@@ -14,11 +14,11 @@ from safetensors.torch import load_file
 
 import smtrain
 from smtrain import CheckpointError, ConfigError, JobError
-from smtrain.client.backends.job_registry import PAI
 from smtrain.client.backends.pai import backend as place_module
 from smtrain.client.backends.pai.backend import PaiBackend
 from smtrain.client.backends.pai.cloud import Cloud
 from smtrain.client.backends.pai.logs import PodLogs, pods_of
+from smtrain.client.backends.pai.registry import REGISTRY
 from smtrain.client.launch.stages import Chain
 from smtrain.core.config.pai import Pai
 from smtrain.tools.report.gather import gather
@@ -94,7 +94,7 @@ def test_a_report_has_the_losses_and_a_config_that_runs_it_again(
 def test_weights_are_converted_from_and_to_oss(
     cloud: StandIn, section: dict[str, Any], trained_inputs: dict[str, Path], tmp_path: Path
 ) -> None:
-    PAI.remember(Pai(**section), "a-train-1234abcd")  # as a launch does
+    REGISTRY.remember(Pai(**section), "a-train-1234abcd")  # as a launch does
     folder = trained_inputs["model"]
     smtrain.convert(folder, "oss://bucket/shards", to=smtrain.Nxd(tp=2), say=quiet)
     smtrain.convert(folder, "oss://bucket/shards", to=smtrain.Nxd(tp=2), say=quiet)  # it is there

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from smtrain.client.backends.job_registry import CLUSTERS
 from smtrain.client.backends.slurm.backend import SlurmBackend
+from smtrain.client.backends.slurm.registry import REGISTRY
 from smtrain.core.config.cluster import Cluster
 from tests.typed import typed
 
@@ -60,7 +60,7 @@ class Site:
         link.symlink_to(self.shared / "mine")
         if ended is None:
             self.queue.write_text(f"{self.queue.read_text()}7|{name}|RUNNING|None\n")
-        CLUSTERS.remember(self.cluster, name)
+        REGISTRY.remember(self.cluster, name)
 
     def files(self) -> set[str]:
         """The first three parts of every file's path."""
@@ -136,8 +136,8 @@ def test_finished_runs_go_with_what_they_alone_used(site: Site) -> None:
     after = sum(path.stat().st_size for path in site.shared.rglob("*") if path.is_file() and not path.is_symlink())
     assert before - after > 5 * len(DATA)
     assert f"{(before - after) / 1e3:.0f}" in output.splitlines()[-1]
-    assert not CLUSTERS.knows("done-train-0a0a0a0a")
-    assert CLUSTERS.knows("live-train-0c0c0c0c")
+    assert not REGISTRY.knows("done-train-0a0a0a0a")
+    assert REGISTRY.knows("live-train-0c0c0c0c")
     assert "nothing to remove" in clean("--jobs", "-y")
 
 
@@ -190,7 +190,7 @@ def test_what_another_user_wrote_stays(site: Site) -> None:
 
 
 def test_a_shared_folder_that_is_not_there_yet_holds_nothing(site: Site, tmp_path: Path) -> None:
-    CLUSTERS.remember(Cluster(shared=str(tmp_path / "none")), "run-train-0d0d0d0d")
+    REGISTRY.remember(Cluster(shared=str(tmp_path / "none")), "run-train-0d0d0d0d")
     assert "0 B  by smtrain in" in clean()
     assert "nothing to remove" in clean("--all", "-y")
 

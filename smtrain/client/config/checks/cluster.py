@@ -1,0 +1,58 @@
+"""Rules for target slurm: what a job of a Slurm cluster needs, and what it cannot have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from smtrain.client.config.checks.rule import ConfigRule as Rule
+from smtrain.client.config.checks.rule import Fault, all_set, broken
+from smtrain.client.config.checks.uris import uris_of
+from smtrain.client.config.slurm_options import option_faults
+from smtrain.core.config.schema import JobConfig
+from smtrain.core.shell import syntax_error
+
+_MARGIN = 120  # seconds: Slurm's signal may come a minute early, and a minute is left to train in
+
+CLUSTER = (
+    Rule("cluster.shared", lambda c: c.cluster.shared is None,
+         "cluster.shared: is missing; name a folder that all nodes see, such as /fsx/smtrain (target slurm)"),
+    Rule("checkpoint.s3_uri", lambda c: c.checkpoint.s3_uri,
+         "checkpoint.s3_uri: on a cluster checkpoints lie below cluster.shared; leave it out"),
+    *(
+        Rule(f"compute.{name}", all_set(f"compute.{name}"), f"compute.{name}: applies to SageMaker only; leave it out")
+        for name in ("spot", "keep_alive", "training_plan", "infra_check", "retries", "instance_group")
+    ),
+    Rule("network", lambda c: c.network.isolation or c.network.subnets,
+         "network: applies to SageMaker only; leave it out"),
+)  # fmt: skip
+
+
+def least_time(config: JobConfig) -> int:
+    """The shortest time limit of a job on a cluster, in seconds, that leaves time to train before it saves."""
+    return config.cluster.save_before + _MARGIN
+
+
+def section_faults(config: JobConfig) -> Iterator[Fault]:
+    """Faults of a config for a Slurm cluster."""
+    cluster = config.cluster
+    yield from broken(CLUSTER, config)
+    for key, program in (("sbatch", "sbatch"), ("cpu_sbatch", "sbatch"), ("srun", "srun")):
+        for fault in option_faults(getattr(cluster, key), program):
+            yield {f"cluster.{key}"}, f"cluster.{key}: {fault}"
+    if cluster.setup and (error := syntax_error("\n".join(cluster.setup))):
+        yield {"cluster.setup"}, f"cluster.setup: bash cannot read it ({error}); correct the line"
+    limit, least = cluster.time or config.compute.max_run, least_time(config)
+    if limit < least:
+        key = "cluster.time" if cluster.time else "compute.max_run"
+        yield (
+            {key, "cluster.save_before"},
+            f"{key}: {limit} s leaves no time to train: cluster.save_before takes {cluster.save_before} s of it, and "
+            f"Slurm up to a minute more; at least {least} s would do",
+        )
+    for key, uri in uris_of(config):
+        if uri.startswith(("fsx://", "efs://")):
+            yield (
+                {key},
+                f"{key}: {uri} is how SageMaker names a file system; give the path under which the nodes have mounted "
+                "it, such as /fsx/text",
+            )
