@@ -31,7 +31,7 @@ def submit_chain(chain: Chain, stages: Sequence[Stage], say: Say, *, again: bool
             continue
         jobs[stage], after = submit(chain, plan, say, again=again, after=after)
         chain.promised[stage] = jobs[stage].name
-        say(f"{heading}: {jobs[stage].name}" + (f" (Slurm job {after})" if after else ""))
+        say(f"{heading}: {jobs[stage].name}" + (f" ({chain.target.record.service} job {after})" if after else ""))
     return jobs
 
 
