@@ -60,10 +60,10 @@ def template(
     """
     import yaml
 
-    from smtrain.client.backends.slurm.parallelcluster import UNKNOWN_SUBNET, Site, dollars_per_hour, queues
-    from smtrain.client.backends.slurm.parallelcluster import template as make
     from smtrain.client.planner.resolve import load_config
     from smtrain.core.facts.engines import is_neuron
+    from smtrain.tools.cluster.parallelcluster import UNKNOWN_SUBNET, Site, dollars_per_hour, queues
+    from smtrain.tools.cluster.parallelcluster import template as make
 
     loaded = load_config(config, set_=set_ or (), target="slurm")
     site = Site(
@@ -103,8 +103,8 @@ def print_network(
     """
     import yaml
 
-    from smtrain.client.backends.slurm.network import NetworkRequest, commands, network, zones_command
     from smtrain.client.planner.resolve import load_config
+    from smtrain.tools.cluster.network import NetworkRequest, commands, network, zones_command
 
     loaded = load_config(config, set_=set_ or ())  # it may be for SageMaker: the cluster does not exist yet
     request = NetworkRequest(_region(region, loaded), zone, cidr)
@@ -132,7 +132,7 @@ def print_post_install() -> None:
 
     $ smtrain cluster post-install > neuron.sh  # to put on S3
     """
-    from smtrain.client.backends.slurm.parallelcluster import NEURON_SCRIPT
+    from smtrain.tools.cluster.parallelcluster import NEURON_SCRIPT
 
     say(NEURON_SCRIPT.rstrip(), whole=True)
 

@@ -20,7 +20,7 @@ FILE = re.compile(
     r"(?![\w/])(?::(\d+))?"
 )
 MODULE = re.compile(r"(?<![\w/.-])((?:smtrain\.)?(?:" + ROOMS + r")(?:\.\w+)+)(?![\w.(/])")
-MADE_UP = ("NAME", "full-runs.json", "history.json")  # of a recipe; written when a benchmark or a part has run
+MADE_UP = ("NAME", "SECTION", "full-runs.json", "history.json")  # of a recipe; written by a benchmark or a part
 ELSEWHERE = ("torch_api_compatibility.md", "throughput_gpu.toml")  # pages of AWS's and NVIDIA's repositories
 
 

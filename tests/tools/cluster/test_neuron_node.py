@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from smtrain.client.backends.slurm.parallelcluster import NEURON_SCRIPT
+from smtrain.tools.cluster.parallelcluster import NEURON_SCRIPT
 
 PROGRAMS = ("apt-get", "dnf", "rpm", "modprobe", "curl", "gpg", "sleep")
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from smtrain.client.backends.slurm.network import region_faults
 from smtrain.client.config.checks.machines import trainium2_instead
 from smtrain.client.prices import Prices, own_prices
 from smtrain.core.config import JobConfig
@@ -21,6 +20,7 @@ from smtrain.core.facts import instance, table
 from smtrain.core.facts.engines import is_neuron
 from smtrain.core.near import hint
 from smtrain.core.protocol.uris import split_uri
+from smtrain.tools.cluster.network import region_faults
 
 OSES = {
     "ubuntu2204": "3.10", "ubuntu2404": "3.12", "alinux2023": "3.9",

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from smtrain.client.backends.slurm.network import NetworkRequest, commands, network, zones_command
-from smtrain.client.backends.slurm.parallelcluster import Site, template
 from smtrain.core.errors import ConfigError
-from tests.client.backends.slurm.test_parallelcluster import config
+from smtrain.tools.cluster.network import NetworkRequest, commands, network, zones_command
+from smtrain.tools.cluster.parallelcluster import Site, template
 from tests.extras import need
+from tests.tools.cluster.test_parallelcluster import config
 
 need("cfnlint")
 REQUESTS = [

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from smtrain.client.backends.slurm.parallelcluster import OSES, Site, dollars_per_hour, template
 from smtrain.client.planner.resolve import load_config
 from smtrain.core.config import JobConfig
 from smtrain.core.config.training import DpoSection
 from smtrain.core.errors import ConfigError
+from smtrain.tools.cluster.parallelcluster import OSES, Site, dollars_per_hour, template
 
 SITE = Site(head_subnet="subnet-0123456789abcdef0", compute_subnet="subnet-0123456789abcdef1", key_name="mine")
 

@@ -1,0 +1,1 @@
+"""A Slurm cluster on AWS: its network, and its file for AWS ParallelCluster."""
