@@ -18,7 +18,7 @@ from smtrain.worker.output import fail
 
 if TYPE_CHECKING:
     from smtrain.worker.data.manifest import DatasetManifest
-    from smtrain.worker.data.prepare.part_uploads import PartUploads
+    from smtrain.worker.data.part_uploads import PartUploads
     from smtrain.worker.data.prepare.spread.driver import Spread
 
 T = TypeVar("T")
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 def parts(container: Container) -> PartUploads | None:
     """If the job's request has a checkpoint prefix, keep what is done there for the next machine."""
-    from smtrain.worker.data.prepare.part_uploads import EVERY, PartUploads
+    from smtrain.worker.data.part_uploads import EVERY, PartUploads
 
     megabytes = os.environ.get("SMTRAIN_PART_MB")
     every = round(float(megabytes) * 1e6) if megabytes else EVERY
@@ -61,12 +61,12 @@ def on_machines(config: JobConfig, container: Container, run: Callable[[Spread |
         return run(None)
     from launch import MASTER_PORT, address
 
-    from smtrain.worker.data.prepare.resumable import to_stderr
-    from smtrain.worker.data.prepare.shards import SHARE_BYTES
     from smtrain.worker.data.prepare.spread.driver import Spread
     from smtrain.worker.data.prepare.spread.nodes import join, on_cluster
     from smtrain.worker.data.prepare.spread.on_ray import RayExecutor
     from smtrain.worker.data.prepare.spread.places import SharedPlace
+    from smtrain.worker.data.read.shards import SHARE_BYTES
+    from smtrain.worker.data.resumable import to_stderr
 
     work, out = places(container)
     stop = threading.Event()
@@ -108,8 +108,8 @@ def own_address(host: str) -> str:
 
 def stage(config: JobConfig, container: Container) -> None:
     from smtrain.worker.data.prepare.prepare import prepare
-    from smtrain.worker.data.prepare.prepare_options import PrepareOptions
     from smtrain.worker.data.prepare.sft import prepare_sft
+    from smtrain.worker.data.prepare_options import PrepareOptions
     from smtrain.worker.data.read.hub import HUB
 
     # the first process of a container does not end by a signal that it has no handler for

@@ -262,7 +262,7 @@ def _ours(folder: Path, inputs: list[Path], name: str) -> dict[str, Any]:
     import pyarrow.parquet  # noqa: F401
 
     from smtrain.worker.data.prepare.prepare import prepare
-    from smtrain.worker.data.prepare.prepare_options import PrepareOptions
+    from smtrain.worker.data.prepare_options import PrepareOptions
 
     shutil.rmtree(folder / name, ignore_errors=True)
     began = time.perf_counter()
@@ -280,7 +280,7 @@ def identical(folder: Path) -> dict[str, Any]:
     import numpy as np
     from tokenizers import Tokenizer
 
-    from smtrain.worker.data.pack.indexed import IndexedDataset
+    from smtrain.worker.data.indexed import IndexedDataset
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer/tokenizer.json"))
     made = [IndexedDataset(folder / name / "tokens") for name in ("ours_jsonl", "ours_parquet")]

@@ -26,14 +26,14 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from smtrain.worker.data.clean.cleaning import Cleaning, NearDuplicates  # noqa: E402
-from smtrain.worker.data.prepare.prepare_options import Corpus, PrepareOptions  # noqa: E402
-from smtrain.worker.data.prepare.shards import Share, cut_shares  # noqa: E402
 from smtrain.worker.data.prepare.spread.driver import Driver, Spread  # noqa: E402
 from smtrain.worker.data.prepare.spread.share_files import share_name  # noqa: E402
 from smtrain.worker.data.prepare.spread.work import OutputPair, ShareTotals, TaskOutcome, WorkContext  # noqa: E402
+from smtrain.worker.data.prepare_options import Corpus, PrepareOptions  # noqa: E402
 from smtrain.worker.data.read import blocks  # noqa: E402
+from smtrain.worker.data.read.shards import Share, cut_shares  # noqa: E402
 from smtrain.worker.data.read.sources import SourceFile  # noqa: E402
-from smtrain.worker.data.tokenize.tokenizer import TokenizerFacts  # noqa: E402
+from smtrain.worker.data.tokenizer import TokenizerFacts  # noqa: E402
 
 DOCUMENT, TOKEN = 3000, 4.5
 """Bytes of text a document and a token."""

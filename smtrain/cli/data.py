@@ -105,10 +105,10 @@ def prepare(
     inputs, model = [options.materialised(word) for word in inputs], options.model_folder(model)
     config = with_inputs(config, lambda _, path: options.materialised(path))
     from smtrain.worker.data.prepare.prepare import prepare as prepare_text
-    from smtrain.worker.data.prepare.prepare_options import PrepareOptions
     from smtrain.worker.data.prepare.sft import prepare_sft
     from smtrain.worker.data.prepare.spread.driver import Spread
     from smtrain.worker.data.prepare.spread.on_ray import RayExecutor
+    from smtrain.worker.data.prepare_options import PrepareOptions
 
     prepared = prepare_text if config.train.objective == "pretrain" else prepare_sft
     with ExitStack() as stack:

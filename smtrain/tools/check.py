@@ -105,7 +105,7 @@ def _tokenizer(context: Context, folder: Path) -> Path:
 def _first(config: JobConfig, sources: list[str], model: Path, kind: Kind) -> Iterator[Finding]:
     """Findings about the first records of the first file."""
     from smtrain.core.demo import materialise
-    from smtrain.worker.data.prepare.prepare_options import PrepareOptions
+    from smtrain.worker.data.prepare_options import PrepareOptions
     from smtrain.worker.data.read.records import Records, record_blocks, refuse_no_records
     from smtrain.worker.data.read.sources import find_files
     from smtrain.worker.data.tokenize.pairs import record_maker

@@ -15,8 +15,8 @@ from smtrain.client.planner.resolve import load_config
 from smtrain.core.demo.inputs import CHAT_TEMPLATE, HELP, materialise, save_tokenizer
 from smtrain.core.errors import ConfigError
 from smtrain.worker.data.clean.holdout import HoldOut
-from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 from smtrain.worker.data.prepare.sft import prepare_sft
+from smtrain.worker.data.prepare_options import PrepareOptions
 
 
 @pytest.fixture(autouse=True)

@@ -27,7 +27,7 @@ from smtrain.worker.checkpoint.storage import RemotePlace
 from smtrain.worker.checkpoint.targets import HuggingFace, Nxd
 from smtrain.worker.data import report
 from smtrain.worker.data.prepare.prepare import prepare
-from smtrain.worker.data.prepare.prepare_options import PrepareOptions
+from smtrain.worker.data.prepare_options import PrepareOptions
 from tests import as_told
 from tests.cli.writers import plain_tokenizer
 from tests.worker.checkpoint.folders import LLAMA, hf_folder

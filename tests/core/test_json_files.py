@@ -28,7 +28,7 @@ from smtrain.worker.checkpoint.open import format_of
 from smtrain.worker.checkpoint.storage import place
 from smtrain.worker.data.manifest import DatasetManifest
 from smtrain.worker.data.pack.exchange import prefixes
-from smtrain.worker.data.tokenize.tokenizer import _json
+from smtrain.worker.data.tokenizer import _json
 from smtrain.worker.evaluation.questions import _rows
 from smtrain.worker.generation.load import not_loaded
 from smtrain.worker.generation.memory_fit import described_in

@@ -26,10 +26,10 @@ from smtrain.worker.checkpoint.huggingface.damage import edited_files, refuse_da
 from smtrain.worker.checkpoint.summary import verify
 from smtrain.worker.checkpoint.targets import HuggingFace, Native
 from smtrain.worker.data.load.loader import TokenLoader
-from smtrain.worker.data.prepare.part_uploads import PartUploads
+from smtrain.worker.data.part_uploads import PartUploads
 from smtrain.worker.data.prepare.prepare import prepare
-from smtrain.worker.data.prepare.prepare_options import PrepareOptions
-from smtrain.worker.data.prepare.resumable import Journal
+from smtrain.worker.data.prepare_options import PrepareOptions
+from smtrain.worker.data.resumable import Journal
 from tests.cli.writers import plain_tokenizer
 from tests.tiers import examples
 from tests.worker.checkpoint.folders import LLAMA, hf_folder

@@ -18,7 +18,7 @@ from smtrain.core.errors import CheckpointError, first_line
 from smtrain.core.extras import missing
 from smtrain.core.files import parse_json
 from smtrain.core.model.remedies import HEAD, misfit
-from smtrain.worker.data.read.object_store import retry
+from smtrain.worker.object_store import retry
 
 T = TypeVar("T")
 Bounds = Sequence[tuple[int, int]]

@@ -14,10 +14,10 @@ from math import prod
 import numpy as np
 
 from smtrain.core.model.layout import Shard, Sharding
-from smtrain.worker.checkpoint.checksum import combined, crc32
 from smtrain.worker.checkpoint.dtypes import Bits, DType
 from smtrain.worker.checkpoint.sources import WeightSource
 from smtrain.worker.checkpoint.tensor_ranges import Tally
+from smtrain.worker.checksum import combined, crc32
 
 BLOCK = 1 << 20
 """Bytes that each worker reads, converts and writes at a time: as much as a processor's cache holds."""

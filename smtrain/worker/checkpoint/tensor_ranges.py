@@ -9,9 +9,9 @@ from math import prod
 import numpy as np
 
 from smtrain.core.errors import CheckpointError
-from smtrain.worker.checkpoint.checksum import combined, crc32
 from smtrain.worker.checkpoint.dtypes import Bits, DType
 from smtrain.worker.checkpoint.storage import Bounds, Place
+from smtrain.worker.checksum import combined, crc32
 
 _BLOCK = 1 << 18  # bytes hashed at a time, which fit a processor's cache
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.core.errors import CheckpointError, first_line
-from smtrain.worker.checkpoint.checksum import crc32
 from smtrain.worker.checkpoint.manifest import NAME, Manifest, fault
+from smtrain.worker.checksum import crc32
 
 _BLOCK = 4 << 20
 

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from smtrain.core.errors import DataError
 from smtrain.core.files import write_atomically
-from smtrain.worker.checkpoint.checksum import crc32
-from smtrain.worker.data.read.object_store import retry, unread
+from smtrain.worker.checksum import crc32
+from smtrain.worker.object_store import retry, unread
 
 SUFFIX = ".sums"
 BLOCK = 1 << 16

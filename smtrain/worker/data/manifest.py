@@ -16,7 +16,7 @@ from smtrain.core.files import read_object, write_atomically
 from smtrain.core.protocol.container import PREPARED_FORMAT
 from smtrain.core.protocol.prepared import manifest_damage
 from smtrain.worker.data.checksums import SUFFIX
-from smtrain.worker.data.read.object_store import retry, unread
+from smtrain.worker.object_store import retry, unread
 
 NAME = "manifest.json"
 PREFIX = "tokens"

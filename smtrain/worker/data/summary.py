@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from smtrain.core.errors import DataError
 from smtrain.core.files import replacing
+from smtrain.worker.data.indexed import IndexedDataset, JoinedPairs
 from smtrain.worker.data.load.order import Packing
 from smtrain.worker.data.manifest import NAME, DatasetManifest, shards_of
 from smtrain.worker.data.pack.exchange import prefixes
-from smtrain.worker.data.pack.indexed import IndexedDataset, JoinedPairs
-from smtrain.worker.data.tokenize.tokenizer import load_tokenizer
+from smtrain.worker.data.tokenizer import load_tokenizer
 
 _TOP = 12
 

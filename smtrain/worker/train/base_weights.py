@@ -18,9 +18,9 @@ from smtrain.core.config import JobConfig
 from smtrain.core.errors import CheckpointError
 from smtrain.core.files import read_object, write_atomically
 from smtrain.core.machine import cores_here
-from smtrain.worker.checkpoint.checksum import crc32
 from smtrain.worker.checkpoint.sources import WeightSource
 from smtrain.worker.checkpoint.verifying import Watch, deal, host_of
+from smtrain.worker.checksum import crc32
 from smtrain.worker.train.engines import Gather
 
 KEPT = "model-checksums"

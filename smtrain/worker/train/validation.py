@@ -16,7 +16,7 @@ import torch
 from smtrain.core.config.training import Validation
 from smtrain.worker.data.load.heldout import HeldOut
 from smtrain.worker.data.load.rows import Samples
-from smtrain.worker.data.tokenize.tokenizer import load_tokenizer
+from smtrain.worker.data.tokenizer import load_tokenizer
 from smtrain.worker.engine.base import Engine
 from smtrain.worker.output import log_line
 

@@ -18,7 +18,7 @@ from smtrain.client.jobs.results import download
 from smtrain.stages.base import parts_uri
 from smtrain.worker.data.manifest import DatasetManifest
 from smtrain.worker.data.prepare.prepare import prepare
-from smtrain.worker.data.prepare.prepare_options import PrepareOptions
+from smtrain.worker.data.prepare_options import PrepareOptions
 from tests.processes import processes_of
 
 pytestmark = pytest.mark.slow

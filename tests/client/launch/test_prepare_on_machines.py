@@ -14,7 +14,7 @@ import smtrain
 from smtrain.client.jobs.results import download
 from smtrain.worker.data.manifest import DatasetManifest
 from smtrain.worker.data.prepare.prepare import prepare
-from smtrain.worker.data.prepare.prepare_options import PrepareOptions
+from smtrain.worker.data.prepare_options import PrepareOptions
 from tests.processes import processes_of
 
 

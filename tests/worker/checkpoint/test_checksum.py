@@ -7,7 +7,7 @@ import zlib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smtrain.worker.checkpoint.checksum import combined, crc32
+from smtrain.worker.checksum import combined, crc32
 
 
 @given(st.binary(max_size=300), st.binary(max_size=300))

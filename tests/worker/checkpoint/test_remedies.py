@@ -27,7 +27,7 @@ from smtrain.worker.checkpoint.huggingface.folder import HFSource
 from smtrain.worker.checkpoint.open import open_weights
 from smtrain.worker.checkpoint.summary import diff, inspect
 from smtrain.worker.checkpoint.targets import HuggingFace, Native, Nxd, make_target
-from smtrain.worker.data.tokenize.tokenizer import tokenizer_json
+from smtrain.worker.data.tokenizer import tokenizer_json
 from tests.worker.checkpoint.folders import GPT2, LLAMA, NEOX, hf_folder, random_weights, same, weights_of
 
 WEIGHTS, CONFIG, INDEX = "model.safetensors", "config.json", "model.safetensors.index.json"

@@ -9,7 +9,7 @@ from typing import Any
 from smtrain.worker.data.manifest import DatasetManifest
 from smtrain.worker.data.prepare import prepare as text
 from smtrain.worker.data.prepare import sft
-from smtrain.worker.data.prepare.prepare_options import PrepareOptions
+from smtrain.worker.data.prepare_options import PrepareOptions
 
 
 def ignore(_: object) -> None:

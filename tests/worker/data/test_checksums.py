@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from smtrain.core.config import JobConfig
 from smtrain.core.errors import DataError
-from smtrain.worker.checkpoint.checksum import crc32
+from smtrain.worker.checksum import crc32
 from smtrain.worker.data import checksums
 from smtrain.worker.data.checksums import BLOCK, Rolling
 from smtrain.worker.data.load.loader import TokenLoader

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smtrain.core.errors import DataError
+from smtrain.worker.data.indexed import IndexedDataset
 from smtrain.worker.data.load.loader import TokenLoader
 from smtrain.worker.data.manifest import DatasetManifest
 from smtrain.worker.data.pack.exchange import export_blocks, import_tokens, merge, split
-from smtrain.worker.data.pack.indexed import IndexedDataset
 from smtrain.worker.data.summary import inspect, ranks, save_picture
 from tests.worker.data.quiet import prepare
 from tests.worker.data.writer import IndexedWriter

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from smtrain.worker.data.pack.indexed import IndexedDataset
-from smtrain.worker.data.tokenize.tokenizer import load_tokenizer
+from smtrain.worker.data.indexed import IndexedDataset
+from smtrain.worker.data.tokenizer import load_tokenizer
 from tests.worker.data.chats import tokenizer, write
 from tests.worker.data.quiet import prepare_sft
 

@@ -13,11 +13,11 @@ from tokenizers import Tokenizer
 
 from smtrain.core.errors import DataError
 from smtrain.core.model.footprint import IGNORED
+from smtrain.worker.data import resumable
 from smtrain.worker.data.clean.holdout import HoldOut
+from smtrain.worker.data.indexed import IndexedDataset
 from smtrain.worker.data.load.heldout import HeldOut
 from smtrain.worker.data.manifest import DatasetManifest
-from smtrain.worker.data.pack.indexed import IndexedDataset
-from smtrain.worker.data.prepare import resumable
 from smtrain.worker.data.read import blocks
 from tests.worker.data.chats import tokenizer as chat_tokenizer
 from tests.worker.data.interruptions import resumes_after_every_block

@@ -15,7 +15,7 @@ import pytest
 
 from smtrain.core.errors import DataError
 from smtrain.worker.data.read.hub import HubName, patiently
-from smtrain.worker.data.read.object_store import StorageError
+from smtrain.worker.object_store import StorageError
 from tests.client.launch.hub import COMMIT, CONVERTED, Hub
 
 ROOT = Path(__file__).parents[3]
@@ -25,7 +25,7 @@ import hashlib, json, random, sys
 from pathlib import Path
 from smtrain.worker.data.read import blocks
 from smtrain.worker.data.prepare.prepare import prepare
-from smtrain.worker.data.prepare.prepare_options import PrepareOptions
+from smtrain.worker.data.prepare_options import PrepareOptions
 from smtrain.worker.data.read.sources import find_files
 from smtrain.core.errors import DataError
 from smtrain.worker.data.prepare.spread.driver import Spread
@@ -92,7 +92,7 @@ _MOVING = """
 import json, random, sys
 from pathlib import Path
 from smtrain.worker.data.prepare.prepare import prepare
-from smtrain.worker.data.prepare.prepare_options import PrepareOptions
+from smtrain.worker.data.prepare_options import PrepareOptions
 from smtrain.worker.data.read import blocks
 from smtrain.worker.data.prepare.spread.driver import Spread
 from tests.worker.data.spread.executors import InThisProcess

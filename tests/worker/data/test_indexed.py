@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smtrain.core.errors import DataError
-from smtrain.worker.data.pack.indexed import IndexedDataset, token_dtype
+from smtrain.worker.data.indexed import IndexedDataset, token_dtype
 from tests.worker.data.writer import IndexedWriter
 
 NAMES = ["corpus", "corpus_noeod", "sentences", "merged", "int32", "multimodal"]

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from smtrain.core.config.training import Train
 from smtrain.core.errors import DataError
+from smtrain.worker.data.indexed import IndexedDataset
 from smtrain.worker.data.load import loader as loader_module
 from smtrain.worker.data.load.loader import TokenLoader
 from smtrain.worker.data.load.order import Order, epoch_order
 from smtrain.worker.data.load.rows import TextRows
-from smtrain.worker.data.pack.indexed import IndexedDataset
 from tests.tiers import examples
 from tests.worker.data.writer import IndexedWriter, save_manifest
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from smtrain.worker.data.tokenize.tokenizer import load_tokenizer
+from smtrain.worker.data.tokenizer import load_tokenizer
 from tests.worker.data.quiet import prepare
 from tests.worker.data.writer import IndexedWriter
 

@@ -20,8 +20,8 @@ from pyarrow import fs
 from smtrain.worker.data.load.verify_on_read import OpenFiles
 from smtrain.worker.data.read import sources
 from smtrain.worker.data.read.cut import cut_file
-from smtrain.worker.data.read.object_store import WAITS, StorageError, explain, open_file, retry
 from smtrain.worker.data.read.sources import SourceFile, find_files
+from smtrain.worker.object_store import WAITS, StorageError, explain, open_file, retry
 from tests.worker.data.tiny_s3 import tiny_s3
 
 BUSY = "AWS Error UNKNOWN (HTTP status 503) during GetObject operation"

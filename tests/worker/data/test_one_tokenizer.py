@@ -19,7 +19,7 @@ from smtrain.core.model.hf_folder import is_adapter
 from smtrain.worker.checkpoint.huggingface.folder import HFSource
 from smtrain.worker.data.read.reading import strings
 from smtrain.worker.data.tokenize import encoder
-from smtrain.worker.data.tokenize.tokenizer import load_tokenizer, settled_json
+from smtrain.worker.data.tokenizer import load_tokenizer, settled_json
 from smtrain.worker.generation.load import load
 from tests.core.model.test_generate import make
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from smtrain.core.errors import DataError
+from smtrain.worker.data.indexed import IndexedDataset
 from smtrain.worker.data.load.loader import TokenLoader
 from smtrain.worker.data.load.rows import PairRows
 from smtrain.worker.data.manifest import DatasetManifest
 from smtrain.worker.data.pack.exchange import merge_marked
-from smtrain.worker.data.pack.indexed import IndexedDataset
 from smtrain.worker.data.summary import inspect
 from smtrain.worker.data.tokenize.preference import preference
 from smtrain.worker.data.tokenize.turns import RecordFault

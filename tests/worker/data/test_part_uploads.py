@@ -9,7 +9,7 @@ import pytest
 
 from smtrain.core.errors import DataError
 from smtrain.worker.data.clean.cleaning import Cleaning
-from smtrain.worker.data.prepare.part_uploads import PartUploads, StoppedError
+from smtrain.worker.data.part_uploads import PartUploads, StoppedError
 from smtrain.worker.data.prepare.progress import DataProgress
 from smtrain.worker.data.read import blocks
 from tests.worker.data.quiet import prepare

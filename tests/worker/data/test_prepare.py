@@ -19,18 +19,18 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from smtrain.core.errors import DataError
+from smtrain.worker.data import resumable
 from smtrain.worker.data.clean.cleaning import Cleaning
 from smtrain.worker.data.clean.dedup import SeenDocuments
+from smtrain.worker.data.indexed import IndexedDataset
 from smtrain.worker.data.manifest import DatasetManifest
-from smtrain.worker.data.pack.indexed import IndexedDataset
 from smtrain.worker.data.prepare import prepare as prepare_module
 from smtrain.worker.data.prepare import progress as progress_module
-from smtrain.worker.data.prepare import resumable
 from smtrain.worker.data.prepare.progress import DataProgress
-from smtrain.worker.data.prepare.resumable import Journal
-from smtrain.worker.data.prepare.workers import read_ahead
 from smtrain.worker.data.read import blocks
+from smtrain.worker.data.resumable import Journal
 from smtrain.worker.data.tokenize import encoder
+from smtrain.worker.data.workers import read_ahead
 from tests.worker.data.interruptions import resumes_after_every_block
 from tests.worker.data.quiet import prepare
 
@@ -313,10 +313,11 @@ RUN = """
 import sys
 from pathlib import Path
 from typing import Any
-from smtrain.worker.data.prepare.workers import read_ahead
+from smtrain.worker.data.workers import read_ahead
 from smtrain.worker.data.read import blocks
-from smtrain.worker.data.prepare import prepare, resumable
-from smtrain.worker.data.prepare.prepare_options import PrepareOptions
+from smtrain.worker.data import resumable
+from smtrain.worker.data.prepare import prepare
+from smtrain.worker.data.prepare_options import PrepareOptions
 from smtrain.worker.data.clean.cleaning import Cleaning
 
 if __name__ == "__main__":

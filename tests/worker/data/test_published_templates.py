@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smtrain.core.errors import CheckpointError
-from smtrain.worker.data.prepare.prepare_options import PrepareOptions
+from smtrain.worker.data.prepare_options import PrepareOptions
 from smtrain.worker.data.tokenize.dialogue import conversation
 from smtrain.worker.data.tokenize.pairs import PairMaker
 from smtrain.worker.data.tokenize.preference import preference

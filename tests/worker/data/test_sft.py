@@ -12,19 +12,19 @@ import pytest
 import torch
 
 from smtrain.core.errors import DataError
+from smtrain.worker.data import resumable
 from smtrain.worker.data.clean.holdout import HoldOut
+from smtrain.worker.data.indexed import IndexedDataset
 from smtrain.worker.data.load.loader import TokenLoader
 from smtrain.worker.data.load.order import Packing
 from smtrain.worker.data.manifest import DatasetManifest
 from smtrain.worker.data.pack.exchange import export_blocks
-from smtrain.worker.data.pack.indexed import IndexedDataset
-from smtrain.worker.data.prepare import resumable
+from smtrain.worker.data.part_uploads import PartUploads
 from smtrain.worker.data.prepare import sft as sft_module
-from smtrain.worker.data.prepare.part_uploads import PartUploads
-from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 from smtrain.worker.data.prepare.progress import DataProgress
-from smtrain.worker.data.prepare.resumable import Journal
+from smtrain.worker.data.prepare_options import PrepareOptions
 from smtrain.worker.data.read import blocks
+from smtrain.worker.data.resumable import Journal
 from smtrain.worker.data.summary import inspect
 from tests.typed import typed as smtrain
 from tests.worker.data.chats import talk, tokenizer, write

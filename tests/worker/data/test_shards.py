@@ -25,9 +25,9 @@ from smtrain.worker.data.load.rows import SampleRows, rows_of
 from smtrain.worker.data.manifest import DatasetManifest, shards_of
 from smtrain.worker.data.pack.exchange import export_blocks, import_tokens, merge, prefixes, split
 from smtrain.worker.data.prepare.prepare import prepare
-from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 from smtrain.worker.data.prepare.progress import DataProgress
 from smtrain.worker.data.prepare.sft import prepare_sft
+from smtrain.worker.data.prepare_options import PrepareOptions
 from smtrain.worker.data.read import blocks
 from tests.worker.data.corpora import conversations, corpus, digest
 from tests.worker.data.interruptions import resumes_after_every_block
@@ -221,7 +221,7 @@ def test_a_set_resumes_after_every_block(
     tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 256)
-    monkeypatch.setattr("smtrain.worker.data.prepare.resumable.MARK_BYTES", 1)
+    monkeypatch.setattr("smtrain.worker.data.resumable.MARK_BYTES", 1)
     rows = "".join(f'{{"text": "the words of text {i % 40} and more of them"}}\n' for i in range(60))
     (tmp_path / "a.jsonl").write_text(rows)
     options = dataclasses.replace(OPTIONS, shard_bytes=600, workers=1)

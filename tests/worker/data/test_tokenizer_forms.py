@@ -10,7 +10,7 @@ import tokenizers
 from transformers import AutoTokenizer
 
 from smtrain.core.errors import DataError
-from smtrain.worker.data.tokenize.tokenizer import load_tokenizer, tokenizer_facts
+from smtrain.worker.data.tokenizer import load_tokenizer, tokenizer_facts
 
 TEXTS = ["hello world, it's 12345 fine", " über café  naïve\n\n北京", "a<|endoftext|>b", "\t x\r\n"]
 

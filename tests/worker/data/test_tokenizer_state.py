@@ -12,12 +12,12 @@ import tokenizers
 
 from smtrain.core.errors import DataError
 from smtrain.core.model import hf_tokenizer
-from smtrain.worker.data.pack.indexed import IndexedDataset
-from smtrain.worker.data.prepare.prepare_options import PrepareOptions
+from smtrain.worker.data.indexed import IndexedDataset
+from smtrain.worker.data.prepare_options import PrepareOptions
 from smtrain.worker.data.read.reading import strings
 from smtrain.worker.data.tokenize import encoder
 from smtrain.worker.data.tokenize.samples import SampleMaker
-from smtrain.worker.data.tokenize.tokenizer import load_tokenizer, settled_json, tokenizer_facts
+from smtrain.worker.data.tokenizer import load_tokenizer, settled_json, tokenizer_facts
 from tests.typed import typed as smtrain
 from tests.worker.data.chats import tokenizer
 from tests.worker.data.quiet import prepare

@@ -17,10 +17,10 @@ from transformers import AutoTokenizer
 from smtrain.core.errors import DataError
 from smtrain.core.model import hf_tokenizer
 from smtrain.worker.data.clean.cleaning import Cleaning
+from smtrain.worker.data.indexed import IndexedDataset
 from smtrain.worker.data.manifest import DatasetManifest
 from smtrain.worker.data.pack.exchange import import_tokens
-from smtrain.worker.data.pack.indexed import IndexedDataset
-from smtrain.worker.data.tokenize.tokenizer import tokenizer_facts
+from smtrain.worker.data.tokenizer import tokenizer_facts
 from tests.worker.data.chats import talk, tokenizer, write
 from tests.worker.data.quiet import prepare, prepare_sft
 from tests.worker.data.writer import IndexedWriter

@@ -16,9 +16,9 @@ import pytest
 
 from smtrain.core.errors import DataError
 from smtrain.worker.data.clean.holdout import HoldOut
+from smtrain.worker.data.indexed import write_index
 from smtrain.worker.data.manifest import DatasetManifest
 from smtrain.worker.data.pack.exchange import import_tokens
-from smtrain.worker.data.pack.indexed import write_index
 from smtrain.worker.data.read import blocks
 from smtrain.worker.data.read.cut import cut_file
 from smtrain.worker.data.read.reading import read_block

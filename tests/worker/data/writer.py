@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from smtrain.worker.data.checksums import fingerprints
+from smtrain.worker.data.indexed import write_index
 from smtrain.worker.data.manifest import DatasetManifest
-from smtrain.worker.data.pack.indexed import write_index
 
 
 class IndexedWriter:

@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 
 from smtrain.worker.data.checksums import fingerprints
+from smtrain.worker.data.indexed import IndexedDataset
 from smtrain.worker.data.load.loader import TokenLoader
 from smtrain.worker.data.load.order import Packing
-from smtrain.worker.data.pack.indexed import IndexedDataset
-from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 from smtrain.worker.data.prepare.sft import prepare_sft
+from smtrain.worker.data.prepare_options import PrepareOptions
 from smtrain.worker.engine.base import ParallelOptions
 from tests.worker.data.chats import talk, tokenizer, write
 from tests.worker.engine.cases import CONFIGS, engine, mesh, transformers_model

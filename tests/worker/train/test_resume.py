@@ -25,7 +25,7 @@ from smtrain.worker.checkpoint.manifest import NAME, Manifest
 from smtrain.worker.checkpoint.native import stream
 from smtrain.worker.checkpoint.targets import HuggingFace, Native, Nxd, Target
 from smtrain.worker.data.prepare.prepare import prepare
-from smtrain.worker.data.prepare.prepare_options import PrepareOptions
+from smtrain.worker.data.prepare_options import PrepareOptions
 from smtrain.worker.train.data_position import DECAY, changes, promise, settings
 from smtrain.worker.train.start import start
 

@@ -18,7 +18,7 @@ from smtrain.worker.checkpoint.convert import convert
 from smtrain.worker.checkpoint.huggingface.export import BaseModel, export
 from smtrain.worker.checkpoint.targets import HuggingFace, Peft
 from smtrain.worker.data.prepare.prepare import prepare
-from smtrain.worker.data.prepare.prepare_options import PrepareOptions
+from smtrain.worker.data.prepare_options import PrepareOptions
 from tests.worker.train.test_resume import Run
 
 LENGTH = 64

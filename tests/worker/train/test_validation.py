@@ -20,8 +20,8 @@ from smtrain.core.errors import CheckpointError
 from smtrain.worker.checkpoint.huggingface.export import BaseModel, export
 from smtrain.worker.checkpoint.open import newest_checkpoint, open_weights
 from smtrain.worker.checkpoint.storage import place
+from smtrain.worker.data.indexed import IndexedDataset
 from smtrain.worker.data.load.heldout import HeldOut
-from smtrain.worker.data.pack.indexed import IndexedDataset
 from tests.worker.checkpoint.folders import weights_of
 from tests.worker.engine.world import Died, World
 from tests.worker.train import running

@@ -15,10 +15,10 @@ import numpy as np
 
 from smtrain.core.errors import CheckpointError
 from smtrain.core.model.shape import ModelShape
-from smtrain.worker.checkpoint.checksum import combined
 from smtrain.worker.checkpoint.dtypes import BF16, UINT8, Bits
 from smtrain.worker.checkpoint.storage import Bounds
 from smtrain.worker.checkpoint.tensor_ranges import Slab, Tally, contiguous
+from smtrain.worker.checksum import combined
 
 GROUP = 32
 """Neighbouring inputs that share a scale."""

@@ -20,7 +20,6 @@ import numpy as np
 from smtrain.core.errors import CheckpointError
 from smtrain.core.model.layout import Layout
 from smtrain.worker.checkpoint import dtypes
-from smtrain.worker.checkpoint.checksum import crc32
 from smtrain.worker.checkpoint.dtypes import BY_PRECISION, FP32, Bits, DType
 from smtrain.worker.checkpoint.huggingface import safetensors
 from smtrain.worker.checkpoint.manifest import NAME, Manifest, fault_at
@@ -29,6 +28,7 @@ from smtrain.worker.checkpoint.sources import Read, WeightSource
 from smtrain.worker.checkpoint.storage import Bounds, Place, place, read_text
 from smtrain.worker.checkpoint.tensor_ranges import Slab, Tally
 from smtrain.worker.checkpoint.verifying import check_hash, verify
+from smtrain.worker.checksum import crc32
 
 if TYPE_CHECKING:
     import torch

@@ -14,7 +14,7 @@ from threading import Thread
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from smtrain.worker.checkpoint.checksum import crc32
+from smtrain.worker.checksum import crc32
 
 BLOCK = 64 << 20
 """Bytes that are hashed and written at a time."""

@@ -13,7 +13,6 @@ from smtrain.core.model.footprint import Precision
 from smtrain.core.model.layout import Layout
 from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint import manifest as manifests
-from smtrain.worker.checkpoint.checksum import crc32
 from smtrain.worker.checkpoint.conversion_plan import others
 from smtrain.worker.checkpoint.dtypes import BY_PRECISION, FP32, Bits, cast
 from smtrain.worker.checkpoint.huggingface.companions import NOTHING, Carried
@@ -25,6 +24,7 @@ from smtrain.worker.checkpoint.staging import Staging, is_unfinished, not_writte
 from smtrain.worker.checkpoint.storage import is_uri, refuse_changed
 from smtrain.worker.checkpoint.targets import Native
 from smtrain.worker.checkpoint.tensor_files import Tensor, blocks_of
+from smtrain.worker.checksum import crc32
 
 _PRECISIONS = {dtype: precision for precision, dtype in BY_PRECISION.items()}
 

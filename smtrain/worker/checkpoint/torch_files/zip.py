@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.core.errors import CheckpointError
-from smtrain.worker.checkpoint.checksum import crc32
 from smtrain.worker.checkpoint.dtypes import DType
 from smtrain.worker.checkpoint.storage import LocalPlace, Place, strange
 from smtrain.worker.checkpoint.tensor_ranges import Slab
 from smtrain.worker.checkpoint.torch_files import legacy as torchpickles
 from smtrain.worker.checkpoint.torch_files.unpickle import OfObjectsError, unpickle
+from smtrain.worker.checksum import crc32
 
 _PICKLE_LIMIT = 256 << 20
 _REMEMBERED = 1 << 20  # pickles below this size are cached

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from smtrain.worker.checkpoint.checksum import crc32
 from smtrain.worker.checkpoint.tensor_files import Tensor, TensorFile
 from smtrain.worker.checkpoint.tensor_ranges import contiguous
 from smtrain.worker.checkpoint.torch_files.pickling import Called, Name, New, Opcodes, dumps, opcodes
 from smtrain.worker.checkpoint.torch_files.unpickle import REFERENCE
+from smtrain.worker.checksum import crc32
 
 ALIGNMENT = 64
 _FLAGS = 0x808  # sizes and crc are in a descriptor after the data; names are UTF-8

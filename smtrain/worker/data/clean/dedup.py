@@ -20,12 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from smtrain.worker.data.clean.cleaning import Cleaning, NearDuplicates, require
-from smtrain.worker.data.prepare.resumable import Appender
 from smtrain.worker.data.read.unread import EXAMPLES, Findings
-from smtrain.worker.data.tokenize.tokenizer import load_tokenizer
+from smtrain.worker.data.resumable import Appender
+from smtrain.worker.data.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
-    from smtrain.worker.data.prepare.pieces import Piece
+    from smtrain.worker.data.piece import Piece
 
 _SEED = 1
 # scripts that put no spaces between words go by characters

@@ -17,10 +17,10 @@ from smtrain.core.machine import cores_here
 from smtrain.worker.data.clean import dedup, language, overlap, pii, quality
 from smtrain.worker.data.clean.cleaning import TOO_SHORT, Cleaning, require
 from smtrain.worker.data.clean.overlap import OverlapFinder
-from smtrain.worker.data.prepare.workers import dead_worker, spawned_pool
 from smtrain.worker.data.read.blocks import BLOCK_BYTES
 from smtrain.worker.data.read.reading import strings
 from smtrain.worker.data.read.unread import Findings
+from smtrain.worker.data.workers import dead_worker, spawned_pool
 
 _SHOWN = 300
 _ONE_AT_A_TIME = threading.Lock()

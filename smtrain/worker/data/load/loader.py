@@ -24,7 +24,7 @@ import torch
 from smtrain.core.errors import DataError
 from smtrain.worker.data.load.rows import TextRows, rows_of
 from smtrain.worker.data.manifest import DatasetManifest
-from smtrain.worker.data.read.object_store import kind_of_mount
+from smtrain.worker.object_store import kind_of_mount
 
 AHEAD = 4
 """Batches read ahead."""

@@ -13,9 +13,9 @@ import numpy as np
 
 from smtrain.core.errors import DataError
 from smtrain.worker.data.checksums import SUFFIX, Blocks, read_sums
+from smtrain.worker.data.indexed import Index, joined_index, read_index
 from smtrain.worker.data.manifest import shards_of
-from smtrain.worker.data.pack.indexed import Index, joined_index, read_index
-from smtrain.worker.data.read.object_store import retry, unread
+from smtrain.worker.object_store import retry, unread
 
 _MOST_OPEN = 256
 """Files that several threads open each for itself; of more, all threads share one opening."""

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from smtrain.core.errors import DataError
 from smtrain.core.files import only_writer
 from smtrain.worker.data.checksums import SUFFIX, fingerprint, fingerprints
+from smtrain.worker.data.indexed import JoinedPairs, write_index
 from smtrain.worker.data.manifest import (
     MASK,
     PREFIX,
@@ -36,14 +37,13 @@ from smtrain.worker.data.manifest import (
     refuse_others,
     shards_of,
 )
-from smtrain.worker.data.pack.indexed import JoinedPairs, write_index
-from smtrain.worker.data.prepare.resumable import publish, unfinished
 from smtrain.worker.data.read.blocks import MODES
 from smtrain.worker.data.read.cut import cut_file
 from smtrain.worker.data.read.sources import SourceFile, find_files
 from smtrain.worker.data.read.tables import column_batches
 from smtrain.worker.data.read.unread import UnreadText
-from smtrain.worker.data.tokenize.tokenizer import TokenizerFacts, tokenizer_facts
+from smtrain.worker.data.resumable import publish, unfinished
+from smtrain.worker.data.tokenizer import TokenizerFacts, tokenizer_facts
 
 _ROWS_PER_BATCH = 256
 _FILE_BYTES = 500_000_000

@@ -14,15 +14,15 @@ from smtrain.worker.data.checksums import SUFFIX, Rolling, fingerprint, write_su
 from smtrain.worker.data.clean.cleaning import Cleaning
 from smtrain.worker.data.clean.dedup import NEAR, Deduplicator, near_facts
 from smtrain.worker.data.clean.holdout import HELD, TEST, TEST_PART, TRAIN
+from smtrain.worker.data.indexed import index_of_documents
 from smtrain.worker.data.manifest import VALIDATION, mask_of
-from smtrain.worker.data.pack.indexed import index_of_documents
-from smtrain.worker.data.prepare.prepare_options import Corpus
-from smtrain.worker.data.prepare.resumable import Appender
+from smtrain.worker.data.prepare_options import Corpus
 from smtrain.worker.data.read.reading import BadLines
 from smtrain.worker.data.read.unread import Findings
+from smtrain.worker.data.resumable import Appender
 
 if TYPE_CHECKING:
-    from smtrain.worker.data.prepare.pieces import Piece
+    from smtrain.worker.data.piece import Piece
 
 
 class TallyPart:

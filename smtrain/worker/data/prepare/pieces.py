@@ -18,41 +18,21 @@ from smtrain.core.errors import DataError
 from smtrain.worker.data.clean import cleaning
 from smtrain.worker.data.clean.cleaning import TOO_SHORT
 from smtrain.worker.data.clean.refiner import Refine, Refined, refine_versions
-from smtrain.worker.data.prepare.prepare_options import PrepareOptions
-from smtrain.worker.data.prepare.shards import Span
-from smtrain.worker.data.prepare.workers import in_order, read_ahead
+from smtrain.worker.data.piece import Piece
+from smtrain.worker.data.prepare_options import PrepareOptions
 from smtrain.worker.data.read import blocks, reading
 from smtrain.worker.data.read.blocks import Block
 from smtrain.worker.data.read.cut import cut_file
-from smtrain.worker.data.read.reading import BadLine, Documents
+from smtrain.worker.data.read.reading import Documents
+from smtrain.worker.data.read.shards import Span
 from smtrain.worker.data.read.sources import SourceFile
 from smtrain.worker.data.read.unread import Findings, UnreadText
 from smtrain.worker.data.tokenize.encoder import Encoder, with_ends
-from smtrain.worker.data.tokenize.tokenizer import TokenizerFacts, unknown_token
+from smtrain.worker.data.tokenizer import TokenizerFacts, unknown_token
+from smtrain.worker.data.workers import in_order, read_ahead
 
 READ_AHEAD = 4
 """Blocks to read early: a file in S3 or on a FastFile mount takes as long to read as to tokenize."""
-
-
-@dataclass(frozen=True)
-class Piece:
-    """The documents of one block: ids end to end, a length of each, and the block's bad lines.
-
-    Records have a `mask` of the tokens to learn; a pair of answers is two documents in a row, chosen and rejected. The
-    options decide whether there are `hashes` (for duplicates), `near` (a row of bands per document) and `sides` (TRAIN,
-    HELD or TEST of each document).
-    """
-
-    block: Block
-    tokens: NDArray[Any]
-    lengths: NDArray[np.int32]
-    bad: list[BadLine]
-    lines: int
-    findings: Findings
-    mask: NDArray[np.uint8] | None = None
-    sides: NDArray[np.int8] | None = None
-    hashes: NDArray[np.uint64] | None = None
-    near: NDArray[np.uint64] | None = None
 
 
 @dataclass(frozen=True)

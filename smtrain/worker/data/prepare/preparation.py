@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.core.digests import digest
+from smtrain.worker.data import resumable
 from smtrain.worker.data.manifest import DatasetManifest, files_of, refuse_others
-from smtrain.worker.data.prepare import resumable
+from smtrain.worker.data.part_uploads import PartUploads, StoppedError
+from smtrain.worker.data.piece import Piece
 from smtrain.worker.data.prepare.dataset_writer import CorpusTally, LocalTally
-from smtrain.worker.data.prepare.part_uploads import PartUploads, StoppedError
-from smtrain.worker.data.prepare.pieces import Piece
-from smtrain.worker.data.prepare.prepare_options import Corpus
 from smtrain.worker.data.prepare.progress import DataProgress, console
-from smtrain.worker.data.prepare.resumable import Journal, publish, unfinished
-from smtrain.worker.data.prepare.shards import TextShard
 from smtrain.worker.data.prepare.spread.driver import Spread, SpreadJob, spread_out
+from smtrain.worker.data.prepare_options import Corpus
 from smtrain.worker.data.read.hub import HUB
+from smtrain.worker.data.read.shards import TextShard
+from smtrain.worker.data.resumable import Journal, publish, unfinished
 from smtrain.worker.data.tokenize import encoder
 from smtrain.worker.data.tokenize.encoder import Encoder, MismatchError, TokenizersEncoder
 

@@ -12,17 +12,18 @@ from typing import Any
 from smtrain.core.errors import DataError
 from smtrain.worker.data.clean.refiner import Refine, refine_versions, refining
 from smtrain.worker.data.manifest import DatasetManifest
+from smtrain.worker.data.part_uploads import PartUploads
+from smtrain.worker.data.piece import Piece
 from smtrain.worker.data.prepare.dataset_writer import CorpusTally
-from smtrain.worker.data.prepare.part_uploads import PartUploads
-from smtrain.worker.data.prepare.pieces import Piece, TokenizeSettings, pieces, span_blocks
+from smtrain.worker.data.prepare.pieces import TokenizeSettings, pieces, span_blocks
 from smtrain.worker.data.prepare.preparation import Pieces, Preparation
-from smtrain.worker.data.prepare.prepare_options import Corpus, PrepareOptions, resolve
 from smtrain.worker.data.prepare.progress import DataProgress
-from smtrain.worker.data.prepare.resumable import to_stderr
-from smtrain.worker.data.prepare.shards import TextShard
 from smtrain.worker.data.prepare.spread.driver import Spread
+from smtrain.worker.data.prepare_options import Corpus, PrepareOptions, resolve
 from smtrain.worker.data.read.hub import commits_of
+from smtrain.worker.data.read.shards import TextShard
 from smtrain.worker.data.read.unread import unread_sentence
+from smtrain.worker.data.resumable import to_stderr
 from smtrain.worker.data.tokenize.encoder import Encoder
 
 

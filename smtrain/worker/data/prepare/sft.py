@@ -18,25 +18,25 @@ from typing import Any
 from smtrain.core.digests import digest
 from smtrain.core.errors import DataError
 from smtrain.worker.data.manifest import DatasetManifest
+from smtrain.worker.data.part_uploads import PartUploads
+from smtrain.worker.data.piece import Piece
 from smtrain.worker.data.prepare.dataset_writer import CorpusTally
-from smtrain.worker.data.prepare.part_uploads import PartUploads
-from smtrain.worker.data.prepare.pieces import Piece
 from smtrain.worker.data.prepare.preparation import Pieces, Preparation
-from smtrain.worker.data.prepare.prepare_options import PrepareOptions, resolve
 from smtrain.worker.data.prepare.progress import DataProgress
-from smtrain.worker.data.prepare.resumable import to_stderr
-from smtrain.worker.data.prepare.shards import TextShard
 from smtrain.worker.data.prepare.spread.driver import Spread
-from smtrain.worker.data.prepare.workers import dead_worker, in_order, spawned_pool
+from smtrain.worker.data.prepare_options import PrepareOptions, resolve
 from smtrain.worker.data.read.blocks import BLOCK_BYTES, Block
 from smtrain.worker.data.read.hub import commits_of
 from smtrain.worker.data.read.records import record_blocks, refuse_no_records
+from smtrain.worker.data.read.shards import TextShard
 from smtrain.worker.data.read.sources import SourceFile
 from smtrain.worker.data.read.unread import unread_sentence
+from smtrain.worker.data.resumable import to_stderr
 from smtrain.worker.data.tokenize.encoder import Encoder
 from smtrain.worker.data.tokenize.pairs import record_maker
 from smtrain.worker.data.tokenize.samples import RecordMaker
 from smtrain.worker.data.tokenize.unread_causes import cause_of
+from smtrain.worker.data.workers import dead_worker, in_order, spawned_pool
 
 
 def prepare_sft(

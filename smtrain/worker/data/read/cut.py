@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from smtrain.core.errors import DataError
+from smtrain.worker.data.indexed import IndexedDataset
 from smtrain.worker.data.manifest import is_marked
-from smtrain.worker.data.pack.indexed import IndexedDataset
 from smtrain.worker.data.read import blocks, tables
 from smtrain.worker.data.read.blocks import MARKS, MODES, READ_ERRORS, Block, Stretch, Tokens, Wanted, unpacked
 from smtrain.worker.data.read.forms import form_blocks

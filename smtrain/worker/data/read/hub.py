@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from smtrain.core.errors import DataError, SmtrainError, first_line
-from smtrain.worker.data.read.object_store import StorageError, retry
+from smtrain.worker.object_store import StorageError, retry
 
 HUB = "hf://"
 _ANSWER = TypeVar("_ANSWER")

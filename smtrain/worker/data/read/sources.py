@@ -20,7 +20,7 @@ from smtrain.core.near import hint, near_path
 from smtrain.core.protocol.s3_probe import unanswered
 from smtrain.core.protocol.uris import respelled
 from smtrain.worker.data.read.hub import HUB, HubName, commit_of, hub_files, hub_rows, opened
-from smtrain.worker.data.read.object_store import (
+from smtrain.worker.object_store import (
     StorageError,
     explain,
     is_final,

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from smtrain.core.errors import DataError, first_line
-from smtrain.worker.data.read.object_store import is_of_machine, unread
 from smtrain.worker.data.tokenize.dialogue import Dialogue
 from smtrain.worker.data.tokenize.template_options import ignored_options, template_variables, values_of
 from smtrain.worker.data.tokenize.turns import RecordFault, call_forms
@@ -29,6 +28,7 @@ from smtrain.worker.data.tokenize.unwritten import (
     turn_texts,
     unwritten_in,
 )
+from smtrain.worker.object_store import is_of_machine, unread
 
 _MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 

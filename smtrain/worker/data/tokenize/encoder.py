@@ -22,7 +22,7 @@ from smtrain.core.errors import SmtrainError
 from smtrain.core.machine import cores_here
 from smtrain.worker.data.read.reading import buffers_of, rows_of
 from smtrain.worker.data.tokenize.gigatoken_adapt import DIGIT, Differences, adapted, cut_at_digits, other_numerals
-from smtrain.worker.data.tokenize.tokenizer import load_tokenizer, settled_json
+from smtrain.worker.data.tokenizer import load_tokenizer, settled_json
 
 # gigatoken keeps every word that it has seen; a new tokenizer after so many bytes of text for each core, at least for
 # four cores, bounds that to about 80 MiB a core

@@ -18,8 +18,7 @@ import numpy as np
 
 from smtrain.core.errors import DataError, first_line
 from smtrain.core.model import hf_tokenizer
-from smtrain.worker.data.prepare.prepare_options import PrepareOptions
-from smtrain.worker.data.read.object_store import is_of_machine, unread
+from smtrain.worker.data.prepare_options import PrepareOptions
 from smtrain.worker.data.read.record_fields import PAIRS
 from smtrain.worker.data.read.unread import UnreadText, unread_fields
 from smtrain.worker.data.tokenize.chat import ChatTemplate
@@ -34,9 +33,10 @@ from smtrain.worker.data.tokenize.samples import (
     refuse_other_tokens,
 )
 from smtrain.worker.data.tokenize.template_options import KWARGS, OPTIONS
-from smtrain.worker.data.tokenize.tokenizer import load_tokenizer
 from smtrain.worker.data.tokenize.turns import holds_other_turns
 from smtrain.worker.data.tokenize.unwritten import Rendered
+from smtrain.worker.data.tokenizer import load_tokenizer
+from smtrain.worker.object_store import is_of_machine, unread
 
 _CUT = "pairs with an answer cut to {} tokens"
 _LONG = "pairs with an answer longer than {} tokens"

@@ -16,8 +16,8 @@ from tokenizers import Tokenizer
 
 from smtrain.core.errors import DataError
 from smtrain.worker.data.clean.holdout import conversation_hash
-from smtrain.worker.data.prepare.pieces import Piece
-from smtrain.worker.data.prepare.prepare_options import PrepareOptions
+from smtrain.worker.data.piece import Piece
+from smtrain.worker.data.prepare_options import PrepareOptions
 from smtrain.worker.data.read.blocks import Block
 from smtrain.worker.data.read.reading import BadLine
 from smtrain.worker.data.read.records import RecordColumns, read_records
@@ -32,9 +32,9 @@ from smtrain.worker.data.tokenize.dialogue import (
     refuse_pairs,
     unread_of,
 )
-from smtrain.worker.data.tokenize.tokenizer import load_tokenizer, model_vocabulary, unknown_token
 from smtrain.worker.data.tokenize.turns import RecordFault, holds_other_turns
 from smtrain.worker.data.tokenize.unwritten import Rendered
+from smtrain.worker.data.tokenizer import load_tokenizer, model_vocabulary, unknown_token
 
 OTHER_TURNS = "answers with turns of a user or of tools in them, which are learned like the answer"
 SPLIT = "conversations that became a sample for each answer"

@@ -36,7 +36,7 @@ from smtrain.worker.checkpoint.summary import verify
 from smtrain.worker.data.clean.cleaning import Cleaning
 from smtrain.worker.data.manifest import DatasetManifest
 from smtrain.worker.data.prepare.prepare import prepare
-from smtrain.worker.data.prepare.prepare_options import PrepareOptions
+from smtrain.worker.data.prepare_options import PrepareOptions
 from tests.client.backends.slurm import sshd
 from tests.client.backends.slurm.conftest import PATIENCE, wait_for
 from tests.client.backends.slurm.daemons import Slurm

@@ -27,13 +27,13 @@ import pytest
 from smtrain.worker.data.clean.cleaning import Cleaning, NearDuplicates
 from smtrain.worker.data.clean.holdout import HoldOut
 from smtrain.worker.data.prepare.prepare import prepare
-from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 from smtrain.worker.data.prepare.spread import nodes, on_ray
 from smtrain.worker.data.prepare.spread.driver import Spread
 from smtrain.worker.data.prepare.spread.on_ray import RayExecutor
 from smtrain.worker.data.prepare.spread.places import SharedPlace
 from smtrain.worker.data.prepare.spread.ray_address import answers
-from smtrain.worker.data.read.object_store import StorageError
+from smtrain.worker.data.prepare_options import PrepareOptions
+from smtrain.worker.object_store import StorageError
 from tests.worker.data.corpora import digest
 from tests.worker.data.tiny_s3 import TinyS3, tiny_s3
 

@@ -21,17 +21,17 @@ from smtrain.core.errors import DataError
 from smtrain.worker.data.clean.cleaning import Cleaning, EvaluationTexts, NearDuplicates
 from smtrain.worker.data.clean.holdout import HoldOut
 from smtrain.worker.data.manifest import DatasetManifest
-from smtrain.worker.data.prepare.part_uploads import StoppedError
+from smtrain.worker.data.part_uploads import StoppedError
 from smtrain.worker.data.prepare.prepare import prepare
-from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 from smtrain.worker.data.prepare.progress import DataProgress
 from smtrain.worker.data.prepare.sft import prepare_sft
 from smtrain.worker.data.prepare.spread import driver, share_files
 from smtrain.worker.data.prepare.spread.driver import CrashedError, Spread
 from smtrain.worker.data.prepare.spread.places import SharedPlace
 from smtrain.worker.data.prepare.spread.work import THREADS, TaskOutcome
+from smtrain.worker.data.prepare_options import PrepareOptions
 from smtrain.worker.data.read import blocks
-from smtrain.worker.data.read.object_store import StorageError
+from smtrain.worker.object_store import StorageError
 from tests.worker.data.corpora import conversations, corpus, digest
 from tests.worker.data.spread.executors import InThisProcess
 

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from smtrain.worker.data import resumable
 from smtrain.worker.data.clean.cleaning import Cleaning
 from smtrain.worker.data.clean.holdout import HoldOut
-from smtrain.worker.data.prepare import resumable
 from smtrain.worker.data.prepare.prepare import prepare
-from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 from smtrain.worker.data.prepare.spread.driver import Spread
 from smtrain.worker.data.prepare.spread.places import place
+from smtrain.worker.data.prepare_options import PrepareOptions
 from smtrain.worker.data.read import blocks
-from smtrain.worker.data.read.object_store import StorageError
+from smtrain.worker.object_store import StorageError
 from tests.worker.data.spread.executors import InThisProcess
 from tests.worker.data.tiny_s3 import FAULTS, TinyS3, tiny_s3
 

@@ -26,11 +26,8 @@ from smtrain.core.errors import DataError, SmtrainError
 from smtrain.core.protocol.container import ml_root
 from smtrain.worker.data.clean.overlap import read_tests
 from smtrain.worker.data.manifest import MASK, PREFIX, VALIDATION, VALIDATION_MASK
-from smtrain.worker.data.prepare.part_uploads import StoppedError
-from smtrain.worker.data.prepare.prepare_options import Corpus
+from smtrain.worker.data.part_uploads import StoppedError
 from smtrain.worker.data.prepare.progress import LINE_SECONDS, DataProgress
-from smtrain.worker.data.prepare.resumable import Journal
-from smtrain.worker.data.prepare.shards import SHARE_BYTES, Share, cut_shares
 from smtrain.worker.data.prepare.spread.places import SharedPlace, place
 from smtrain.worker.data.prepare.spread.share_files import share_name
 from smtrain.worker.data.prepare.spread.tally import SpreadTally
@@ -46,8 +43,11 @@ from smtrain.worker.data.prepare.spread.work import (
     keep_first,
     write_output,
 )
-from smtrain.worker.data.read.object_store import StorageError
+from smtrain.worker.data.prepare_options import Corpus
+from smtrain.worker.data.read.shards import SHARE_BYTES, Share, cut_shares
+from smtrain.worker.data.resumable import Journal
 from smtrain.worker.data.tokenize.encoder import MismatchError
+from smtrain.worker.object_store import StorageError
 
 PASS_BYTES = 512 << 20
 """Memory of one task that looks for duplicates."""

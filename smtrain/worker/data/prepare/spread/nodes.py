@@ -37,7 +37,7 @@ from smtrain.worker.data.prepare.spread.on_ray import (
 from smtrain.worker.data.prepare.spread.places import SharedPlace
 from smtrain.worker.data.prepare.spread.ray_address import answers
 from smtrain.worker.data.prepare.spread.work import THREADS
-from smtrain.worker.data.read.object_store import StorageError
+from smtrain.worker.object_store import StorageError
 
 T = TypeVar("T")
 MEETING = "cluster.json"

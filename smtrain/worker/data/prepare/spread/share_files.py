@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from smtrain.worker.data.prepare.pieces import Piece
-from smtrain.worker.data.prepare.shards import Share
+from smtrain.worker.data.piece import Piece
 from smtrain.worker.data.prepare.spread.places import SharedPlace
 from smtrain.worker.data.prepare.spread.sealed import DamagedError, read_sealed, seal, sealed_size
-from smtrain.worker.data.read.object_store import StorageError
 from smtrain.worker.data.read.reading import BAD_LINES_KEPT
+from smtrain.worker.data.read.shards import Share
 from smtrain.worker.data.read.unread import Findings
+from smtrain.worker.object_store import StorageError
 
 KEY = np.dtype([("key", "<u8"), ("document", "<u4")])
 """A hash or a band of a document. A file of keys is in the order of the keys and then of the text."""

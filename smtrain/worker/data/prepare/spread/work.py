@@ -31,23 +31,24 @@ from smtrain.worker.data.clean.dedup import DUPLICATES, EXAMPLE_TOKENS, NEAR
 from smtrain.worker.data.clean.holdout import HELD, TEST, TEST_PART, TRAIN
 from smtrain.worker.data.clean.overlap import OverlapFinder
 from smtrain.worker.data.clean.refiner import Refiner
+from smtrain.worker.data.piece import Piece
 from smtrain.worker.data.prepare.dataset_writer import TallyPart
-from smtrain.worker.data.prepare.pieces import READ_AHEAD, Piece, TokenizeSettings, pieces, span_blocks, tasks, tokenize
-from smtrain.worker.data.prepare.prepare_options import PrepareOptions
-from smtrain.worker.data.prepare.shards import Share
+from smtrain.worker.data.prepare.pieces import READ_AHEAD, TokenizeSettings, pieces, span_blocks, tasks, tokenize
 from smtrain.worker.data.prepare.spread.places import place
 from smtrain.worker.data.prepare.spread.sealed import seal
 from smtrain.worker.data.prepare.spread.share_files import ShareReader, ShareWriter, key_range, keys_between, share_name
-from smtrain.worker.data.prepare.workers import read_ahead
-from smtrain.worker.data.read.object_store import StorageError, explain, is_of_machine, retry
+from smtrain.worker.data.prepare_options import PrepareOptions
 from smtrain.worker.data.read.records import record_blocks
+from smtrain.worker.data.read.shards import Share
 from smtrain.worker.data.read.sources import SourceFile, find_files
 from smtrain.worker.data.read.unread import EXAMPLES
 from smtrain.worker.data.tokenize import encoder
 from smtrain.worker.data.tokenize.encoder import Encoder, MismatchError, TokenizersEncoder
 from smtrain.worker.data.tokenize.pairs import record_maker
 from smtrain.worker.data.tokenize.samples import RecordMaker
-from smtrain.worker.data.tokenize.tokenizer import TokenizerFacts
+from smtrain.worker.data.tokenizer import TokenizerFacts
+from smtrain.worker.data.workers import read_ahead
+from smtrain.worker.object_store import StorageError, explain, is_of_machine, retry
 
 THREADS = "SMTRAIN_TASK_THREADS"
 """The variable with the cores of a task that can use several."""

@@ -22,7 +22,7 @@ from numpy.typing import DTypeLike, NDArray
 from smtrain.core.errors import DataError
 from smtrain.core.near import near_path
 from smtrain.worker.data.checksums import Blocks, PairSums, index_checked, sums_of_pair
-from smtrain.worker.data.read.object_store import retry, unread
+from smtrain.worker.object_store import retry, unread
 
 MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")

@@ -20,8 +20,8 @@ from smtrain.core.model.hf_folder import tokenizer_in
 from smtrain.core.model.hf_tokenizer import Say
 from smtrain.core.model.remedies import file_kind, file_misfit
 from smtrain.core.near import near_path
-from smtrain.worker.data.pack.indexed import token_dtype
-from smtrain.worker.data.read.object_store import is_of_machine, retry, unread
+from smtrain.worker.data.indexed import token_dtype
+from smtrain.worker.object_store import is_of_machine, retry, unread
 
 
 @dataclass(frozen=True)

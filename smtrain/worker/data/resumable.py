@@ -21,7 +21,7 @@ from smtrain.core.errors import DataError
 from smtrain.core.files import hold, read_object, write_atomically
 from smtrain.worker.data.checksums import Rolling
 from smtrain.worker.data.manifest import NAME, PREFIX, DatasetManifest, files_of
-from smtrain.worker.data.prepare.part_uploads import PartUploads, StoppedError
+from smtrain.worker.data.part_uploads import PartUploads, StoppedError
 
 MARK_BYTES = 64 << 20
 _JOURNAL = "journal.json"

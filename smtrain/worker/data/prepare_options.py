@@ -15,9 +15,9 @@ from smtrain.core.machine import cores_here
 from smtrain.worker.data.clean.cleaning import Cleaning
 from smtrain.worker.data.clean.holdout import HoldOut
 from smtrain.worker.data.manifest import PREFIX, VALIDATION
-from smtrain.worker.data.prepare.shards import SHARD_BYTES, TextShard, cut_shards
+from smtrain.worker.data.read.shards import SHARD_BYTES, TextShard, cut_shards
 from smtrain.worker.data.read.sources import SourceFile, find_files
-from smtrain.worker.data.tokenize.tokenizer import TokenizerFacts, tokenizer_facts
+from smtrain.worker.data.tokenizer import TokenizerFacts, tokenizer_facts
 
 
 @dataclass(frozen=True, kw_only=True)
