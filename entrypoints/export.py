@@ -10,7 +10,7 @@ from smtrain.worker.entry import main
 
 
 def stage(config: JobConfig, container: Container) -> None:
-    from smtrain.worker.checkpoint.huggingface.export import BaseModel, export
+    from smtrain.worker.checkpoint.export import BaseModel, export
     from smtrain.worker.checkpoint.megatron.torch_dist_writer import write_torch_dist
     from smtrain.worker.checkpoint.open import open_weights
     from smtrain.worker.checkpoint.targets import Megatron

@@ -36,7 +36,7 @@ def test_the_package_has_seven_rooms() -> None:
     assert sorted(path.name for path in inside if path.suffix == ".py") == sorted(MODULES)
 
 
-FLOORS = ("client", "worker", "worker.data")
+FLOORS = ("client", "worker", "worker.data", "worker.checkpoint")
 """Packages with a contract of their own."""
 
 
@@ -117,6 +117,13 @@ WRONG = (
     ("worker/data/clean/dedup.py", "smtrain.worker.data.tokenize.samples"),
     ("worker/data/tokenize/samples.py", "smtrain.worker.data.pack.exchange"),
     ("worker/data/pack/exchange.py", "smtrain.worker.data.prepare.sft"),
+    ("worker/checkpoint/storage.py", "smtrain.worker.checkpoint.torch_files.zip"),
+    ("worker/checkpoint/torch_files/zip.py", "smtrain.worker.checkpoint.huggingface.folder"),
+    ("worker/checkpoint/huggingface/folder.py", "smtrain.worker.checkpoint.native.reader"),
+    ("worker/checkpoint/native/reader.py", "smtrain.worker.checkpoint.megatron.names"),
+    ("worker/checkpoint/megatron/names.py", "smtrain.worker.checkpoint.nemo_megatron.names"),
+    ("worker/checkpoint/nemo_megatron/names.py", "smtrain.worker.checkpoint.open"),
+    ("worker/checkpoint/open.py", "smtrain.worker.checkpoint.export"),
     ("tools/report/page.py", "smtrain.cli"),
 )
 """A module, and what it must not import."""

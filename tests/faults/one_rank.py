@@ -12,7 +12,7 @@ import torch.distributed  # noqa: F401
 import transformers.models.llama.modeling_llama  # noqa: F401
 
 import smtrain.worker.checkpoint.convert
-import smtrain.worker.checkpoint.huggingface.export
+import smtrain.worker.checkpoint.export
 import smtrain.worker.data.prepare.prepare
 import smtrain.worker.train.start  # noqa: F401
 from smtrain.worker.entry import main as run

@@ -122,7 +122,7 @@ def _refuse_another_kind(output: Path | str, to: Target) -> None:
 
 def _convert_adapter(source: str, output: Path | str, config: str | None, overwrite: bool, say: Say) -> None:
     from smtrain.worker.checkpoint.adapter import native_adapter
-    from smtrain.worker.checkpoint.huggingface.peft import write_peft
+    from smtrain.worker.checkpoint.peft import write_peft
 
     adapter = native_adapter(place(source)) if is_uri(source) or Path(source).is_dir() else None
     if adapter is None:

@@ -12,9 +12,12 @@ from smtrain.core.model.footprint import PRECISIONS, Precision
 from smtrain.core.model.layout import KvOrder
 from smtrain.core.near import hint
 from smtrain.core.public import public_class
-from smtrain.worker.checkpoint.megatron.names import Spelling
-from smtrain.worker.checkpoint.nemo_megatron.names import Release
-from smtrain.worker.checkpoint.nxd.names import Qkv
+
+Spelling = Literal["te", "local"]
+"""Megatron's layer specs, which name the norms differently."""
+Release = Literal["2.15", "2.21"]
+Qkv = Literal["separate", "grouped", "fused", "fused_mha"]
+"""q_proj/k_proj/v_proj; qkv_proj.weight_q/k/v; qkv_proj.weight_qkv; qkv_proj.weight (as many kv heads as queries)."""
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "spec": get_args(Spelling),

@@ -46,7 +46,7 @@ def test_what_it_holds_imports_by_itself(tmp_path: Path) -> None:
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "sys.modules['boto3'] = sys.modules['sagemaker'] = None\n"  # an import of them fails
         "import smtrain.worker.train.start, smtrain.worker.data.prepare.prepare\n"
-        "import smtrain.worker.checkpoint.convert, smtrain.worker.checkpoint.huggingface.export\n"
+        "import smtrain.worker.checkpoint.convert, smtrain.worker.checkpoint.export\n"
         "import smtrain.worker.generation.stage, smtrain\n"
         "assert smtrain.__file__.startswith(sys.argv[1]), smtrain.__file__\n"
     )

@@ -13,7 +13,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoT
 
 from smtrain.core.errors import CheckpointError
 from smtrain.worker.checkpoint.convert import convert
-from smtrain.worker.checkpoint.huggingface.export import BaseModel, export
+from smtrain.worker.checkpoint.export import BaseModel, export
 from smtrain.worker.checkpoint.targets import HuggingFace, Megatron, Native, Nxd
 from smtrain.worker.generation.stage import generate
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from smtrain.worker.checkpoint.huggingface.export import BaseModel, export
+from smtrain.worker.checkpoint.export import BaseModel, export
 from tests import warm
 from tests.core.model import generations as g
 

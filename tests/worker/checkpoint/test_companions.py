@@ -17,7 +17,7 @@ from smtrain.core.model.layout import Layout
 from smtrain.core.model.lora import AdapterShape, Lora, described
 from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.convert import convert
-from smtrain.worker.checkpoint.huggingface.export import BaseModel, export
+from smtrain.worker.checkpoint.export import BaseModel, export
 from smtrain.worker.checkpoint.huggingface.folder import HFSource
 from smtrain.worker.checkpoint.manifest import Manifest, step_folder, write_manifest
 from smtrain.worker.checkpoint.native.files import model_file, write_safetensors

@@ -18,7 +18,7 @@ from smtrain.core.model.shape import ModelShape
 from smtrain.core.model.text_part import text_part
 from smtrain.core.model.transformers_build import check_model, transformers_config
 from smtrain.worker.checkpoint.digest import weights_digest
-from smtrain.worker.checkpoint.huggingface.export import BaseModel, export
+from smtrain.worker.checkpoint.export import BaseModel, export
 from smtrain.worker.checkpoint.huggingface.folder import HFSource
 from smtrain.worker.checkpoint.open import open_weights
 from smtrain.worker.checkpoint.summary import verify

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 
 from smtrain.core.model.lora import AdapterShape, Lora, targets_of
 from smtrain.core.model.shape import ModelShape
-from smtrain.worker.checkpoint.huggingface.peft import peft_config
 from smtrain.worker.checkpoint.native.reader import NativeSource
+from smtrain.worker.checkpoint.peft import peft_config
 from smtrain.worker.engine.base import ParallelOptions
 from smtrain.worker.engine.initial import RandomFactors
 from smtrain.worker.engine.native import NativeEngine

@@ -15,7 +15,7 @@ from smtrain.core.model.layout import Layout
 from smtrain.core.model.lora import A, B
 from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.adapter import _are_turned, open_adapter
-from smtrain.worker.checkpoint.huggingface.export import BaseModel, export
+from smtrain.worker.checkpoint.export import BaseModel, export
 from smtrain.worker.checkpoint.huggingface.writer import write_hf
 from smtrain.worker.checkpoint.merge import Merged
 from smtrain.worker.checkpoint.native.reader import StateReader

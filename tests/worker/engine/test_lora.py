@@ -12,7 +12,7 @@ import torch
 
 from smtrain.core.model.lora import AdapterShape
 from smtrain.core.model.shape import ModelShape
-from smtrain.worker.checkpoint.huggingface.export import BaseModel, export
+from smtrain.worker.checkpoint.export import BaseModel, export
 from tests.worker.engine import adapters, cases
 from tests.worker.engine.adapters import lora
 from tests.worker.engine.cases import CONFIGS, mesh

@@ -14,7 +14,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from smtrain.worker.checkpoint.digest import weights_digest
-from smtrain.worker.checkpoint.huggingface.export import BaseModel, export
+from smtrain.worker.checkpoint.export import BaseModel, export
 from smtrain.worker.checkpoint.open import open_weights
 from tests.worker.data.chats import write
 from tests.worker.data.quiet import prepare_sft

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from smtrain.core.errors import SmtrainError
 from smtrain.core.model.extension import described_rope
 from smtrain.worker.checkpoint.convert import convert
-from smtrain.worker.checkpoint.huggingface.export import BaseModel, export
+from smtrain.worker.checkpoint.export import BaseModel, export
 from smtrain.worker.checkpoint.targets import HuggingFace, Peft
 from smtrain.worker.data.prepare.prepare import prepare
 from smtrain.worker.data.prepare_options import PrepareOptions

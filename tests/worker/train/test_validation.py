@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from smtrain.core.demo.inputs import CHAT_TEMPLATE
 from smtrain.core.digests import DIGEST
 from smtrain.core.errors import CheckpointError
-from smtrain.worker.checkpoint.huggingface.export import BaseModel, export
+from smtrain.worker.checkpoint.export import BaseModel, export
 from smtrain.worker.checkpoint.open import newest_checkpoint, open_weights
 from smtrain.worker.checkpoint.storage import place
 from smtrain.worker.data.indexed import IndexedDataset

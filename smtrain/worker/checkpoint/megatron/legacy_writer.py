@@ -11,9 +11,9 @@ from smtrain.core.model.layout import with_values
 from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.conversion_plan import ConversionPlan
 from smtrain.worker.checkpoint.execute import execute
-from smtrain.worker.checkpoint.fused_source import FusedCut, FusedSource
 from smtrain.worker.checkpoint.huggingface.companions import NOTHING, Carried
 from smtrain.worker.checkpoint.megatron.args import arguments
+from smtrain.worker.checkpoint.megatron.fused_source import FusedCut, FusedSource
 from smtrain.worker.checkpoint.megatron.legacy import TRACKER
 from smtrain.worker.checkpoint.megatron.names import (
     EMBEDDING,
@@ -22,7 +22,6 @@ from smtrain.worker.checkpoint.megatron.names import (
     LAYER,
     POSITIONS,
     Chunks,
-    Spelling,
     chunks,
     experts_cut,
     is_before_experts,
@@ -31,7 +30,7 @@ from smtrain.worker.checkpoint.megatron.names import (
     table,
 )
 from smtrain.worker.checkpoint.sources import WeightSource
-from smtrain.worker.checkpoint.targets import Megatron
+from smtrain.worker.checkpoint.targets import Megatron, Spelling
 from smtrain.worker.checkpoint.tensor_files import Job, Tensor, TensorFile, Write
 from smtrain.worker.checkpoint.torch_files import pickling
 from smtrain.worker.checkpoint.torch_files import zip_writer as torchzip_writer

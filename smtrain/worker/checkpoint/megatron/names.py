@@ -12,7 +12,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal
 
 from smtrain.core.errors import CheckpointError, ConfigError
 from smtrain.core.model.blocks import Role, Spec
@@ -20,10 +19,8 @@ from smtrain.core.model.families import FAMILIES
 from smtrain.core.model.layout import Shard
 from smtrain.core.model.shape import ModelShape
 from smtrain.core.text import with_article
-from smtrain.worker.checkpoint.upright import PARTS, upright_parts
-
-Spelling = Literal["te", "local"]
-"""Megatron's layer specs, which name the norms differently."""
+from smtrain.worker.checkpoint.megatron.upright import PARTS, upright_parts
+from smtrain.worker.checkpoint.targets import Spelling
 
 EMBEDDING, HEAD = "embedding.word_embeddings.weight", "output_layer.weight"
 POSITIONS = "embedding.position_embeddings.weight"

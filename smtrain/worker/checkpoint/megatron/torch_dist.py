@@ -20,9 +20,9 @@ from smtrain.core.files import parse_json
 from smtrain.core.model.other_forms import refuse_elsewhere
 from smtrain.core.model.shape import ModelShape
 from smtrain.core.text import with_article
-from smtrain.worker.checkpoint.block_source import PieceSource, TensorBlock
 from smtrain.worker.checkpoint.conversion_manifest import matches_manifest, read_manifest
 from smtrain.worker.checkpoint.dtypes import DType
+from smtrain.worker.checkpoint.megatron.block_source import PieceSource, TensorBlock
 from smtrain.worker.checkpoint.megatron.names import EMBEDDING, HEAD, Fused, canonical, head, ignored, table, unknown
 from smtrain.worker.checkpoint.storage import Place, read_text
 from smtrain.worker.checkpoint.tensor_ranges import Slab

@@ -14,9 +14,9 @@ from smtrain.core.model.layout import Shard
 from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.conversion_plan import ConversionPlan
 from smtrain.worker.checkpoint.execute import execute
-from smtrain.worker.checkpoint.fused_source import FusedCut, FusedSource
 from smtrain.worker.checkpoint.huggingface.companions import NOTHING, Carried
 from smtrain.worker.checkpoint.megatron.args import arguments
+from smtrain.worker.checkpoint.megatron.fused_source import FusedCut, FusedSource
 from smtrain.worker.checkpoint.megatron.legacy import TRACKER
 from smtrain.worker.checkpoint.megatron.legacy_writer import ITERATION, REPLACES, stage_layers
 from smtrain.worker.checkpoint.megatron.names import (

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Literal
 
 from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.megatron.names import EMBEDDING, HEAD, LAYER, Fused
+from smtrain.worker.checkpoint.targets import Release
 
-Release = Literal["2.15", "2.21"]
 PREFIX = "model.language_model."
 
 _LEAVES = {

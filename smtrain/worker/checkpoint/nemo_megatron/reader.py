@@ -19,9 +19,9 @@ from smtrain.core.model.blocks import Role
 from smtrain.core.model.other_forms import refuse_elsewhere
 from smtrain.core.model.shape import ModelShape
 from smtrain.core.text import with_article
-from smtrain.worker.checkpoint.block_source import TensorBlock
 from smtrain.worker.checkpoint.conversion_manifest import checksums, read_manifest
 from smtrain.worker.checkpoint.dtypes import FP32, Bits
+from smtrain.worker.checkpoint.megatron.block_source import TensorBlock
 from smtrain.worker.checkpoint.megatron.legacy import RankSource
 from smtrain.worker.checkpoint.megatron.names import HEAD, ignored
 from smtrain.worker.checkpoint.nemo_megatron.names import canonical, part, rank_files

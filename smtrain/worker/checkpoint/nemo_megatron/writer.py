@@ -9,13 +9,13 @@ from smtrain.core.model.layout import Shard
 from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.conversion_plan import ConversionPlan
 from smtrain.worker.checkpoint.execute import execute
-from smtrain.worker.checkpoint.fused_source import FusedCut, FusedSource
 from smtrain.worker.checkpoint.huggingface.companions import NOTHING, Carried
+from smtrain.worker.checkpoint.megatron.fused_source import FusedCut, FusedSource
 from smtrain.worker.checkpoint.megatron.legacy_writer import stage_layers, stage_names
 from smtrain.worker.checkpoint.megatron.names import HEAD, LAYER
-from smtrain.worker.checkpoint.nemo_megatron.names import Release, forms, halves, queries, rank_folder, written
+from smtrain.worker.checkpoint.nemo_megatron.names import forms, halves, queries, rank_folder, written
 from smtrain.worker.checkpoint.sources import WeightSource
-from smtrain.worker.checkpoint.targets import Megatron, NemoMegatron
+from smtrain.worker.checkpoint.targets import Megatron, NemoMegatron, Release
 from smtrain.worker.checkpoint.tensor_files import Job, Tensor, TensorFile, Write
 from smtrain.worker.checkpoint.torch_files import zip_writer as torchzip_writer
 from smtrain.worker.checkpoint.torch_files.pickling import Called, Name, New, Opcodes, dumps

@@ -9,13 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
 
 from smtrain.core.model.families import FAMILIES
 from smtrain.core.model.layout import Layout
-
-Qkv = Literal["separate", "grouped", "fused", "fused_mha"]
-"""q_proj/k_proj/v_proj; qkv_proj.weight_q/k/v; qkv_proj.weight_qkv; qkv_proj.weight (as many kv heads as queries)."""
+from smtrain.worker.checkpoint.targets import Qkv
 
 _HELD = ".adapters."  # between a block and its linear's name, in the names of engine nxd's parameters
 _FILE = re.compile(r"(?:model/)?(?:dp_rank_00_)?tp_rank_(\d{2,})_pp_rank_(\d{2,})(?:\.pt|/checkpoint\.pt|)")

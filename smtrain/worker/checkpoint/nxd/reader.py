@@ -26,10 +26,11 @@ from smtrain.core.text import with_article
 from smtrain.worker.checkpoint.conversion_manifest import checksums, mesh_of, read_manifest
 from smtrain.worker.checkpoint.dtypes import FLOATS, Bits, DType
 from smtrain.worker.checkpoint.huggingface.folder import COMPUTED, read_config
-from smtrain.worker.checkpoint.nxd.names import Qkv, Stored, shard_files, stored
+from smtrain.worker.checkpoint.nxd.names import Stored, shard_files, stored
 from smtrain.worker.checkpoint.sources import Read, WeightSource
 from smtrain.worker.checkpoint.storage import Bounds, Place, place, read_json
 from smtrain.worker.checkpoint.stored_names import NESTS, not_tensors, without_wrappers
+from smtrain.worker.checkpoint.targets import Qkv
 from smtrain.worker.checkpoint.tensor_ranges import Slab, Tally
 from smtrain.worker.checkpoint.torch_files import zip as torchzip
 from smtrain.worker.checkpoint.torch_files.unpickle import Reference

@@ -10,9 +10,9 @@ from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.conversion_plan import ConversionPlan
 from smtrain.worker.checkpoint.execute import execute
 from smtrain.worker.checkpoint.huggingface.companions import NOTHING, Carried
-from smtrain.worker.checkpoint.nxd.names import Qkv, Stored, shard_file, stored
+from smtrain.worker.checkpoint.nxd.names import Stored, shard_file, stored
 from smtrain.worker.checkpoint.sources import WeightSource
-from smtrain.worker.checkpoint.targets import Nxd
+from smtrain.worker.checkpoint.targets import Nxd, Qkv
 from smtrain.worker.checkpoint.tensor_files import Job, Tensor, TensorFile, Write
 from smtrain.worker.checkpoint.torch_files import zip_writer as torchzip_writer
 

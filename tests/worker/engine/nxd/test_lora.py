@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from smtrain.worker.checkpoint.huggingface.export import BaseModel, export
+from smtrain.worker.checkpoint.export import BaseModel, export
 from tests.worker.engine import adapters, cases
 from tests.worker.engine.adapters import lora
 from tests.worker.engine.cases import CONFIGS, mesh

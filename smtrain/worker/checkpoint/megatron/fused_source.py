@@ -12,10 +12,10 @@ from smtrain.core.model.layout import Shard
 from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.dtypes import Bits, DType
 from smtrain.worker.checkpoint.megatron.names import HEAD, Fused, cut, experts_cut, head, padded, table
+from smtrain.worker.checkpoint.megatron.upright import Upright
 from smtrain.worker.checkpoint.sources import WeightSource, Wrapped
 from smtrain.worker.checkpoint.storage import Bounds
 from smtrain.worker.checkpoint.tensor_ranges import Tally
-from smtrain.worker.checkpoint.upright import Upright
 
 
 class FusedSource(Wrapped):

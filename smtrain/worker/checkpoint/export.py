@@ -18,12 +18,12 @@ from smtrain.core.text import Say
 from smtrain.worker.checkpoint.adapter import native_adapter, open_adapter
 from smtrain.worker.checkpoint.huggingface.companions import OF_A_WHOLE_MODEL, companions_of
 from smtrain.worker.checkpoint.huggingface.folder import read_config
-from smtrain.worker.checkpoint.huggingface.peft import write_peft
 from smtrain.worker.checkpoint.huggingface.writer import tell_unchanged, write_hf
 from smtrain.worker.checkpoint.manifest import Manifest
 from smtrain.worker.checkpoint.merge import Changed, Merged
 from smtrain.worker.checkpoint.native.reader import NativeSource
 from smtrain.worker.checkpoint.open import best_checkpoint, open_weights
+from smtrain.worker.checkpoint.peft import write_peft
 from smtrain.worker.checkpoint.storage import Place, place, read_text, refuse_overlap
 
 _CARD = "the card of the model that was trained; a new one tells its licence and languages"
