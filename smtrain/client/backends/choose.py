@@ -71,19 +71,19 @@ def backend_of_job(job: str, name: TargetName | None = None) -> tuple[str, Backe
     return sagemaker_backend_of_job(job, name)
 
 
-def sagemaker(place: Backend) -> SageMakerBackend:
+def sagemaker(backend: Backend) -> SageMakerBackend:
     """The backend, if it has the SageMaker API. Raises `ConfigError` for any other."""
-    if not isinstance(place, SageMakerBackend):
+    if not isinstance(backend, SageMakerBackend):
         raise ConfigError(
-            f"target: {place.name} has no SageMaker API, which this command needs; give `--target aws`",
+            f"target: {backend.name} has no SageMaker API, which this command needs; give `--target aws`",
             code="config.combination",
         )
-    return place
+    return backend
 
 
-def queue(place: Backend) -> JobQueue:
+def queue(backend: Backend) -> JobQueue:
     """The backend as a queue of jobs; callers check `queues` first."""
-    return cast("JobQueue", place)
+    return cast("JobQueue", backend)
 
 
 _ARN = re.compile(r"arn:aws[\w-]*:sagemaker:([\w-]+):(\d{12}):training-job/([\w-]+)")

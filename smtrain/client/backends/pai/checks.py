@@ -19,39 +19,44 @@ from smtrain.stages import stage_named
 
 
 def run_checks(
-    place: PaiBackend, config: JobConfig, stages: Sequence[Stage], copied: Collection[str] = (), *, probe: bool = False
+    backend: PaiBackend,
+    config: JobConfig,
+    stages: Sequence[Stage],
+    copied: Collection[str] = (),
+    *,
+    probe: bool = False,
 ) -> Iterator[Finding]:
     """Make all checks; after a fault of the API or the credentials only that one. What they write is deleted.
 
     `copied`: URIs that the launch writes first. `probe` has no effect, as no pod can be asked without a job.
     """
     try:
-        next(place.cloud.jobs(None, 1), None)
+        next(backend.cloud.jobs(None, 1), None)
     except CloudError as error:
         yield Finding("pai-dlc", "fault", str(error))
         return
-    of = f", workspace {place.section.workspace}" if place.section.workspace else ""
-    yield Finding("pai-dlc", "ok", f"PAI-DLC answers in {place.region_name()}{of}")
-    yield from _storage(place)
-    yield from _types(place, stages)
-    yield from _inputs(config, copied, place)
+    of = f", workspace {backend.section.workspace}" if backend.section.workspace else ""
+    yield Finding("pai-dlc", "ok", f"PAI-DLC answers in {backend.region_name()}{of}")
+    yield from _storage(backend)
+    yield from _types(backend, stages)
+    yield from _inputs(config, copied, backend)
 
 
-def _storage(place: PaiBackend) -> Iterator[Finding]:
+def _storage(backend: PaiBackend) -> Iterator[Finding]:
     """Write and delete an object below the storage."""
-    probe = f"{place.section.base}/.smtrain-check-{os.urandom(4).hex()}"
+    probe = f"{backend.section.base}/.smtrain-check-{os.urandom(4).hex()}"
     try:
-        place.cloud.claim(probe, b"")
-        place.cloud.remove(probe)
+        backend.cloud.claim(probe, b"")
+        backend.cloud.remove(probe)
     except CloudError as error:
         yield Finding("storage", "fault", str(error))
     else:
-        yield Finding("storage", "ok", f"{place.section.base} may be written")
+        yield Finding("storage", "ok", f"{backend.section.base} may be written")
 
 
-def _types(place: PaiBackend, stages: Sequence[Stage]) -> Iterator[Finding]:
+def _types(backend: PaiBackend, stages: Sequence[Stage]) -> Iterator[Finding]:
     """The types of the stages' pods, if public resources are used; a quota cannot be asked with this API."""
-    section = place.section
+    section = backend.section
     if section.quota is not None:
         yield Finding("resources", "warning", f"whether quota {section.quota} has room is not checked",
                       "nothing needs to be done; the job waits for it")  # fmt: skip
@@ -61,26 +66,29 @@ def _types(place: PaiBackend, stages: Sequence[Stage]) -> Iterator[Finding]:
         on_cpus = not stage_named(stage).accelerated and section.cpu_ecs_spec
         wanted[str(section.cpu_ecs_spec if on_cpus else section.ecs_spec)] = "cpu_ecs_spec" if on_cpus else "ecs_spec"
     try:
-        known = place.cloud.types()
+        known = backend.cloud.types()
     except CloudError as error:
         yield Finding("resources", "warning", f"the types of public resources were not checked ({error})")
         return
     for name, key in wanted.items():
         if name not in known:
             near = nearest(name, sorted(known), cutoff=0.0)
-            yield Finding("resources", "fault", f"{place.region_name()} offers no {name}", f"set pai.{key} to one that "
-                          f"it offers, such as {near}")  # fmt: skip
+            text, remedy = (
+                f"{backend.region_name()} offers no {name}",
+                f"set pai.{key} to one that it offers, such as {near}",
+            )
+            yield Finding("resources", "fault", text, remedy)
         else:
-            yield Finding("resources", "ok", f"{place.region_name()} offers {name}")
+            yield Finding("resources", "ok", f"{backend.region_name()} offers {name}")
 
 
-def _inputs(config: JobConfig, copied: Collection[str], place: PaiBackend) -> Iterator[Finding]:
+def _inputs(config: JobConfig, copied: Collection[str], backend: PaiBackend) -> Iterator[Finding]:
     """Inputs on OSS that are not uploaded first."""
     for key, uri in inputs_of(config):
         if not uri.startswith(OSS) or uri in copied:
             continue
         try:
-            there = place.listing(uri)
+            there = backend.listing(uri)
         except CloudError as error:
             yield Finding("inputs", "fault", f"{key}: {error}")
             continue
@@ -89,17 +97,17 @@ def _inputs(config: JobConfig, copied: Collection[str], place: PaiBackend) -> It
             continue
         yield Finding("inputs", "ok", f"{uri}: read in place")
         if key == "model.path":
-            yield from _model(config, place, uri.rstrip("/"), {str(item["Key"]) for item in there})
+            yield from _model(config, backend, uri.rstrip("/"), {str(item["Key"]) for item in there})
 
 
-def _model(config: JobConfig, place: PaiBackend, uri: str, there: set[str]) -> Iterator[Finding]:
+def _model(config: JobConfig, backend: PaiBackend, uri: str, there: set[str]) -> Iterator[Finding]:
     """The shape of a model on OSS."""
     file = f"{uri}/config.json"
     if split_uri(file)[1] not in there:
         yield Finding("model", "fault", f"{uri} holds no config.json", "name a Hugging Face model folder")
         return
     try:
-        described = parse_object(place.read(file))
+        described = parse_object(backend.read(file))
         faults = [text for _, text in shape_faults(config, described)]
     except (CloudError, ValueError) as error:
         yield Finding("model", "fault", f"{file} cannot be read ({error})", "copy the model there again")

@@ -20,7 +20,7 @@ _PARTITION = "%R|%a|%l|%D|%T"  # name, up or down, time limit, nodes, their stat
 
 
 def run_checks(
-    place: SlurmBackend,
+    backend: SlurmBackend,
     config: JobConfig,
     stages: Sequence[Stage],
     copied: Collection[str] = (),
@@ -32,58 +32,60 @@ def run_checks(
     `copied`: URIs that the launch writes first. `probe`: also ask the nodes.
     """
     try:
-        version = place.head.run("sinfo", "--version").decode().strip()
+        version = backend.head.run("sinfo", "--version").decode().strip()
     except HeadError as error:
         yield Finding("head", "fault", str(error))
         return
-    yield Finding("head", "ok", f"{place.head.name} has {version}")
-    findings = list(_partitions(config, place, stages))
+    yield Finding("head", "ok", f"{backend.head.name} has {version}")
+    findings = list(_partitions(config, backend, stages))
     if not any(finding.level == "fault" for finding in findings):
-        findings += _account(place, stages)
+        findings += _account(backend, stages)
     inputs = inputs_in_place(config, copied)
-    findings = [*_shared(place), *_inputs(inputs, place), *findings]
+    findings = [*_shared(backend), *_inputs(inputs, backend), *findings]
     yield from findings
     if probe and not any(finding.level == "fault" for finding in findings):  # after a fault no node would start
-        yield from ask_nodes(config, place, inputs)
+        yield from ask_nodes(config, backend, inputs)
 
 
-def _shared(place: SlurmBackend) -> Iterator[Finding]:
+def _shared(backend: SlurmBackend) -> Iterator[Finding]:
     try:
-        output = place.head.sh(
+        output = backend.head.sh(
             'd="$1"; while [ ! -e "$d" ]; do d=$(dirname "$d"); done; '
             '[ -d "$d" ] || { echo "$d"; exit; }; [ -w "$d" ] && echo yes || echo no; df -Pk "$d" | tail -n 1',
-            place.shared,
+            backend.shared,
         )
     except HeadError as error:
         yield Finding("shared", "fault", str(error))
         return
     writable, _, row = output.decode().strip().partition("\n")
     if not row:
-        yield Finding("shared", "fault", f"{writable} is not a folder on {place.head.name}", "correct cluster.shared")
+        yield Finding("shared", "fault", f"{writable} is not a folder on {backend.head.name}", "correct cluster.shared")
         return
     free = int(row.split()[3]) * 1024
     if writable != "yes":
         yield Finding(
-            "shared", "fault", f"you may not write to {place.shared} on {place.head.name}",
+            "shared", "fault", f"you may not write to {backend.shared} on {backend.head.name}",
             "name another folder in cluster.shared, or ask for the right to write there",
         )  # fmt: skip
     elif free < _LEAST_FREE:
         yield Finding(
-            "shared", "fault", f"{place.shared} has {free / 1e6:.0f} MB free",
+            "shared", "fault", f"{backend.shared} has {free / 1e6:.0f} MB free",
             "delete what is not needed, or name another folder",
         )  # fmt: skip
     else:
-        yield Finding("shared", "ok", f"{place.shared} may be written, {free / 1e9:.0f} GB are free")
+        yield Finding("shared", "ok", f"{backend.shared} may be written, {free / 1e9:.0f} GB are free")
 
 
-def _inputs(paths: Sequence[str], place: SlurmBackend) -> Iterator[Finding]:
+def _inputs(paths: Sequence[str], backend: SlurmBackend) -> Iterator[Finding]:
     """Check that inputs on the cluster exist."""
     if not paths:
         return
-    output = place.head.sh('for p; do [ -e "$p" ] || printf "%s\\n" "$p"; done', *paths).decode(errors="replace")
-    here = "" if place.section.host is None else ", nor on this machine"
+    output = backend.head.sh('for p; do [ -e "$p" ] || printf "%s\\n" "$p"; done', *paths).decode(errors="replace")
+    here = "" if backend.section.host is None else ", nor on this machine"
     for path in output.splitlines():
-        yield Finding("inputs", "fault", f"{path} is not on {place.head.name}{here}", "correct the path in the config")
+        yield Finding(
+            "inputs", "fault", f"{path} is not on {backend.head.name}{here}", "correct the path in the config"
+        )
     if not output:
         yield Finding("inputs", "ok", f"{', '.join(paths)}: used in place")
 
@@ -95,11 +97,11 @@ def inputs_in_place(config: JobConfig, copied: Collection[str] = ()) -> list[str
     )
 
 
-def _partitions(config: JobConfig, place: SlurmBackend, stages: Sequence[Stage]) -> Iterator[Finding]:
-    rows = [line.split("|") for line in place.head.run("sinfo", "-h", "-o", _PARTITION).decode().splitlines()]
+def _partitions(config: JobConfig, backend: SlurmBackend, stages: Sequence[Stage]) -> Iterator[Finding]:
+    rows = [line.split("|") for line in backend.head.run("sinfo", "-h", "-o", _PARTITION).decode().splitlines()]
     names = {row[0] for row in rows}
-    default = place.head.sh("sinfo -h -o %P | grep '[*]$' | head -n 1").decode().strip().rstrip("*")
-    section = place.section
+    default = backend.head.sh("sinfo -h -o %P | grep '[*]$' | head -n 1").decode().strip().rstrip("*")
+    section = backend.section
     wanted: dict[str, int] = {}
     keys: dict[str, str] = {}
     for stage in stages:
@@ -140,14 +142,14 @@ def _one(config: JobConfig, name: str, nodes: int, rows: Sequence[Sequence[str]]
         yield Finding("partition", "ok", f"{name} is up, {usable} nodes")
 
 
-def _account(place: SlurmBackend, stages: Sequence[Stage]) -> Iterator[Finding]:
+def _account(backend: SlurmBackend, stages: Sequence[Stage]) -> Iterator[Finding]:
     """Test the options of the stages with sbatch, as their scripts have them; nothing is submitted."""
-    section = place.section
+    section = backend.section
     kinds = dict.fromkeys(tuple(node_options(stage, section)) for stage in stages)
     for options in kinds:
         lines = ["#!/bin/sh", *map(directive, ["--time=1", "--output=/dev/null", *options]), "true", ""]
         try:
-            place.head.run("sh", "-c", f"{bare(section)}bare sbatch --test-only", feed="\n".join(lines).encode())
+            backend.head.run("sh", "-c", f"{bare(section)}bare sbatch --test-only", feed="\n".join(lines).encode())
         except HeadError as error:
             yield Finding("sbatch", "fault", str(error), "correct the section cluster")
             return

@@ -70,11 +70,11 @@ class Shared:
         return {kind: sum(unit.size for unit in self.units if unit.kind == kind) for kind in KINDS}
 
 
-def look(place: SlurmBackend) -> Shared:
+def look(backend: SlurmBackend) -> Shared:
     """List the shared folder and its jobs. Raises `HeadError` if the head node does not answer."""
-    output = place.head.sh(_FILES, place.shared, seconds=None).decode(errors="surrogateescape")
+    output = backend.head.sh(_FILES, backend.shared, seconds=None).decode(errors="surrogateescape")
     me, _, listed = output.partition("\n")
-    requests = dict(_requests(place))
+    requests = dict(_requests(backend))
     runs = {name.partition("/")[0] for name in requests}
     units: dict[str, Unit] = {}
     for row in filter(None, listed.split("\0")):
@@ -84,9 +84,9 @@ def look(place: SlurmBackend) -> Shared:
             unit.size += int(size)
             unit.newest = max(unit.newest, float(changed))
             unit.owners.add(owner)
-    shared = Shared(place.shared, me, list(units.values()), [])
+    shared = Shared(backend.shared, me, list(units.values()), [])
     owners = {unit.path: unit.owners for unit in shared.units}
-    states = {row["TrainingJobName"]: row for page in place.rows(None, 100) for row in page}
+    states = {row["TrainingJobName"]: row for page in backend.rows(None, 100) for row in page}
     shared.records = [
         _record(path.rpartition("/")[0], request, states, owners, me) for path, request in requests.items()
     ]
@@ -113,12 +113,12 @@ def plan(
     return chosen, units
 
 
-def remove(place: SlurmBackend, chosen: Going, units: Iterable[Unit]) -> int:
+def remove(backend: SlurmBackend, chosen: Going, units: Iterable[Unit]) -> int:
     """Remove them; returns the freed bytes. Raises `HeadError` if one cannot be removed."""
     units = list(units)
     if units:
         names = "\0".join(f"./{unit.path}" for unit in units).encode(errors="surrogateescape")
-        place.head.run("sh", "-c", _REMOVE, "sh", place.shared, feed=names, seconds=None)
+        backend.head.run("sh", "-c", _REMOVE, "sh", backend.shared, feed=names, seconds=None)
     for record in chosen.jobs:
         REGISTRY.forget(record.name)
     return sum(unit.size for unit in units)
@@ -145,9 +145,9 @@ def _hashed(name: str) -> bool:
     return len(name) == 16 and set(name) <= set("0123456789abcdef")
 
 
-def _requests(place: SlurmBackend) -> Iterator[tuple[str, Any]]:
+def _requests(backend: SlurmBackend) -> Iterator[tuple[str, Any]]:
     """The request of every job by its path; None for an unreadable one."""
-    parts = place.head.sh(_REQUESTS, place.shared, seconds=None).decode(errors="replace").split("\0")
+    parts = backend.head.sh(_REQUESTS, backend.shared, seconds=None).decode(errors="replace").split("\0")
     for path, text in zip(parts[::2], parts[1::2], strict=False):
         try:
             yield path, parse_json(text)

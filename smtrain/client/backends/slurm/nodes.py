@@ -81,9 +81,9 @@ def answers(text: str) -> list[NodeAnswer]:
     return rows
 
 
-def ask_nodes(config: JobConfig, place: SlurmBackend, inputs: Sequence[str] = ()) -> Iterator[Finding]:
+def ask_nodes(config: JobConfig, backend: SlurmBackend, inputs: Sequence[str] = ()) -> Iterator[Finding]:
     """Ask the nodes of the train stage; a warning if none is free now. `inputs`: paths that they must see."""
-    section = place.section
+    section = backend.section
     if section.container:
         yield Finding("nodes", "warning", "nodes were not checked: their stages run in cluster.container")
         return
@@ -91,7 +91,7 @@ def ask_nodes(config: JobConfig, place: SlurmBackend, inputs: Sequence[str] = ()
     named = {name: getattr(section, name) for name in ("partition", "account", "qos", "reservation", "constraint")}
     options = [f"--{name}={value}" for name, value in named.items() if value]
     try:
-        shared, token = _written(place)
+        shared, token = _written(backend)
     except HeadError as error:
         yield Finding("nodes", "warning", f"nodes were not checked, as the shared folder may not be written ({error})")
         return
@@ -101,7 +101,7 @@ def ask_nodes(config: JobConfig, place: SlurmBackend, inputs: Sequence[str] = ()
         [*(f"{name}={shlex.quote(value)}" for name, value in known.items()), *environment_lines(section), _PROBE]
     )
     try:
-        output = place.head.sh(
+        output = backend.head.sh(
             f'{bare(section)}bare "$@"',
             "srun", f"--nodes={count}", "--ntasks-per-node=1", "--time=2", f"--immediate={START_S}", "--quiet",
             "--job-name=smtrain-check", *options, *options_of(section.srun),
@@ -116,7 +116,7 @@ def ask_nodes(config: JobConfig, place: SlurmBackend, inputs: Sequence[str] = ()
         return
     finally:
         with suppress(HeadError):
-            place.head.run("rm", "-f", token)
+            backend.head.run("rm", "-f", token)
     yield from node_findings(config, answers(output), count)
 
 
@@ -178,12 +178,12 @@ def node_findings(config: JobConfig, nodes: Sequence[NodeAnswer], count: int) ->
         yield Finding("nodes", "warning", "nodes were asked and did not answer", "look at `srun hostname` by hand")
 
 
-def _written(place: SlurmBackend) -> tuple[str, str]:
+def _written(backend: SlurmBackend) -> tuple[str, str]:
     """The existing part of the shared folder's path, as the first run may make the rest, and an empty file in it: a
     node that does not share the folder may have one of the same path."""
-    output = place.head.sh(
+    output = backend.head.sh(
         'd="$1"; while [ ! -e "$d" ]; do d=$(dirname "$d"); done; echo "$d"; mktemp "$d/.smtrain-check-XXXXXX"',
-        place.shared,
+        backend.shared,
     )
     shared, _, token = output.decode().strip().partition("\n")
     return shared, token
