@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import smtrain
-from smtrain.tools.check import _tokenizer
+from smtrain.tools.check_records import _tokenizer
 
 Pair = dict[str, Any]
 GOLDEN = Path(__file__).parents[1] / "worker/golden_dpo/model"
@@ -52,7 +52,7 @@ def test_good_pairs_are_said_to_be_good(found: Callable[..., list[str]]) -> None
         ),
         (
             [pair(), {"text": "w1"}],
-            "fault data.path: pairs.jsonl: 1 of the first 2 records are no pairs, such as line 2",
+            "fault data.path: pairs.jsonl: 1 of the first 2 records are no pairs: line 2: no",
         ),
         (
             [pair(), pair(chosen=" w3" * 40)],

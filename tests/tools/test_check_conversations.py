@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,19 +17,10 @@ from smtrain.client.preflight.context import Context
 from smtrain.tools.check import MORE
 from tests.worker.data.chats import CHATML, talk
 
-GOLDEN = Path(__file__).parents[1] / "worker/golden_dpo/model"
 TALK = CHATML.replace("{{ m.content }}", " {{ m.content }} ")  # words stand apart for this tokenizer
 CUT = TALK.replace("{{ m.content }}", "{{ m.content if keep_thinking else m.content.split('</think>')[-1] }}")
 THOUGHT = "<think>w1 w2</think>w3"
 Found = Callable[..., list[str]]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = Path(shutil.copytree(GOLDEN, tmp_path_factory.mktemp("model") / "model"))
-    described = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**described, "max_position_embeddings": 512}))
-    return folder
 
 
 @pytest.fixture

@@ -64,6 +64,11 @@ class PrepareOptions:
         )  # fmt: skip
 
     @property
+    def file_format(self) -> str:
+        """The format of the files; `auto` if `format` spells conversations."""
+        return "auto" if self.format in ("alpaca", "messages") else self.format
+
+    @property
     def worker_count(self) -> int:
         return self.workers or cores_here()
 
@@ -130,9 +135,12 @@ class Corpus:
 
 def resolve(
     sources: list[str], tokenizer: Path, options: PrepareOptions, format: Any, output: Path | None,
-    commits: Mapping[str, str], say: Callable[[str], None],
+    commits: Mapping[str, str], say: Callable[[str], None], listed: Mapping[str, list[SourceFile]] | None = None,
 ) -> Corpus:  # fmt: skip
-    """Find the files of all sources, except those under `output`, and read the tokenizer. Raises DataError."""
+    """Find the files of all sources, except those under `output`, and read the tokenizer. Raises DataError.
+
+    `listed` has the objects of s3:// sources that the caller has listed.
+    """
     if options.seq_len < 1:
         raise DataError(f"train.seq_len is {options.seq_len}; give at least 1.")
     facts = tokenizer_facts(tokenizer, lambda sentence: say(f"prepare: {sentence}"))
@@ -141,7 +149,9 @@ def resolve(
     files = [
         [
             replace(file, number=next(numbers))
-            for file in find_files(source, format, output, left_out.append, options.encoding, commits)
+            for file in find_files(
+                source, format, output, left_out.append, options.encoding, commits, (listed or {}).get(source)
+            )
         ]
         for source in sources
     ]

@@ -43,7 +43,7 @@ DATA_KEY: Edits = {
             '    """Put no token between documents. Attention crosses them then."""\n',
         )
     ],
-    "smtrain/worker/data/prepare/prepare_options.py": [
+    "smtrain/worker/data/prepare_options.py": [
         ("    overwrite: bool = True", "    joined: bool = False\n"),
         ("            max_bad=data.max_bad", "            joined=data.joined,\n"),
     ],
@@ -68,8 +68,8 @@ from smtrain.cli import main
 from smtrain.core.config import JobConfig
 from smtrain.stages import keys_of
 from smtrain.worker.data.prepare.pieces import TokenizeSettings
-from smtrain.worker.data.prepare.prepare_options import PrepareOptions
-from smtrain.worker.data.tokenize.tokenizer import TokenizerFacts
+from smtrain.worker.data.prepare_options import PrepareOptions
+from smtrain.worker.data.tokenizer import TokenizerFacts
 from smtrain.worker.engine.base import ParallelOptions
 
 sys.argv = ["smtrain", "data", "prepare", "--help"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from smtrain.core.config.schema import JobConfig, other_inputs, with_inputs
 from smtrain.worker.data.clean.holdout import HoldOut
-from smtrain.worker.data.prepare.prepare_options import PrepareOptions
+from smtrain.worker.data.prepare_options import PrepareOptions
 
 MODEL = {"path": "model"}
 

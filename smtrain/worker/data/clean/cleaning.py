@@ -109,6 +109,11 @@ class Cleaning:
         )  # fmt: skip
 
     @property
+    def unrefined(self) -> Cleaning:
+        """The options that need no further package and no model of a language."""
+        return Cleaning(self.unicode, self.strip_control, self.min_characters, self.deduplicate)
+
+    @property
     def refines(self) -> bool:
         """Whether documents are looked at one by one."""
         return bool(self.filters or self.pii or self.near or self.fix_mojibake or self.languages or self.tests)

@@ -23,9 +23,11 @@ from smtrain.worker.data.prepare.dataset_writer import CorpusTally, LocalTally
 from smtrain.worker.data.prepare.progress import DataProgress, console
 from smtrain.worker.data.prepare.spread.driver import Spread, SpreadJob, spread_out
 from smtrain.worker.data.prepare_options import Corpus
+from smtrain.worker.data.read.blocks import Block
 from smtrain.worker.data.read.hub import HUB
 from smtrain.worker.data.read.shards import TextShard
 from smtrain.worker.data.resumable import Journal, publish, unfinished
+from smtrain.worker.data.read.sources import SourceFile
 from smtrain.worker.data.tokenize import encoder
 from smtrain.worker.data.tokenize.encoder import Encoder, MismatchError, TokenizersEncoder
 
@@ -53,6 +55,14 @@ class Preparation(ABC):
     @abstractmethod
     def pieces(self, encoder: Encoder | None) -> AbstractContextManager[Pieces]:
         """The maker of the pieces of shards on this machine."""
+
+    @abstractmethod
+    def blocks(self, file: SourceFile) -> Iterator[Block]:
+        """The blocks of a file. Raises DataError if it cannot be read."""
+
+    @abstractmethod
+    def piece(self, block: Block) -> Piece:
+        """The tokens of one block, by `tokenizers`."""
 
     @abstractmethod
     def check(self, tally: CorpusTally) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,21 @@ from smtrain.worker.data.manifest import DatasetManifest
 from smtrain.worker.data.part_uploads import PartUploads
 from smtrain.worker.data.piece import Piece
 from smtrain.worker.data.prepare.dataset_writer import CorpusTally
+from smtrain.worker.data.prepare.pieces import Piece, TokenizeSettings, pieces, span_blocks, tokenize
 from smtrain.worker.data.prepare.pieces import TokenizeSettings, pieces, span_blocks
 from smtrain.worker.data.prepare.preparation import Pieces, Preparation
+from smtrain.worker.data.prepare_options import PrepareOptions, resolve
 from smtrain.worker.data.prepare.progress import DataProgress
 from smtrain.worker.data.prepare.spread.driver import Spread
 from smtrain.worker.data.prepare_options import Corpus, PrepareOptions, resolve
+from smtrain.worker.data.read.blocks import Block
+from smtrain.worker.data.read.cut import cut_file
 from smtrain.worker.data.read.hub import commits_of
 from smtrain.worker.data.read.shards import TextShard
+from smtrain.worker.data.read.sources import SourceFile
 from smtrain.worker.data.read.unread import unread_sentence
 from smtrain.worker.data.resumable import to_stderr
-from smtrain.worker.data.tokenize.encoder import Encoder
+from smtrain.worker.data.tokenize.encoder import Encoder, TokenizersEncoder
 
 
 def prepare(
@@ -61,21 +67,21 @@ def prepare(
     say = say or to_stderr
     sources = options.sources(inputs)
     commits = commits_of(sources) if spread else {}
-    corpus = _resolve(sources, tokenizer, options, output, commits, say)
     if near := options.cleaning.near:
         bands, rows = near.shape
         say(
             f"prepare: near duplicates by {bands} bands of {rows}: at most {near.bytes_a_document} bytes of memory "
             f"a document, for the first {near.documents:,}"
         )
-    return _TextPreparation(corpus, tokenizer, sources, commits, say).run(output, progress, parts, spread)
+    return text_preparation(sources, tokenizer, options, output, commits, say).run(output, progress, parts, spread)
 
 
-def _resolve(
+def text_preparation(
     sources: list[str], tokenizer: Path, options: PrepareOptions, output: Path | None, commits: Mapping[str, str],
-    say: Callable[[str], None],
-) -> Corpus:  # fmt: skip
-    corpus = resolve(sources, tokenizer, options, options.format, output, commits, say)
+    say: Callable[[str], None], listed: Mapping[str, list[SourceFile]] | None = None,
+) -> Preparation:  # fmt: skip
+    """Find the files of text and check that they fit the options. Raises DataError."""
+    corpus = resolve(sources, tokenizer, options, options.format, output, commits, say, listed)
     if options.append_eod and corpus.facts.eos_id is None:
         raise DataError(
             f"{tokenizer} names no eos_token in tokenizer_config.json that tokenizer.json knows; "
@@ -94,7 +100,7 @@ def _resolve(
             f"{tokens.name} is tokens, which cannot be filtered as text; leave out data.filters, "
             "data.near_duplicates, data.pii, data.language, data.fix_mojibake and data.decontaminate, or give the text."
         )
-    return corpus
+    return _TextPreparation(corpus, tokenizer, sources, commits, say)
 
 
 class _TextPreparation(Preparation):
@@ -120,6 +126,16 @@ class _TextPreparation(Preparation):
                 return pieces(islice(span_blocks(shard.spans, flat, options), done, None), settings, encoder, pool)
 
             yield of_shard
+
+    def blocks(self, file: SourceFile) -> Iterator[Block]:
+        return cut_file(file, self.corpus.options.text_column, self.corpus.options.separator)
+
+    def piece(self, block: Block) -> Piece:
+        return tokenize([block], self._settings(None), self._plain_encoder)[0]
+
+    @cached_property
+    def _plain_encoder(self) -> Encoder:
+        return TokenizersEncoder(self.tokenizer)
 
     def check(self, tally: CorpusTally) -> None:
         """Refuse a source without one sample, and a holdout that holds out nothing. Raises DataError."""

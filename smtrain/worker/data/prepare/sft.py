@@ -7,7 +7,7 @@ to an answer. A pair of preferences is two documents in a row, chosen and reject
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -64,18 +64,25 @@ def prepare_sft(
     say = say or to_stderr
     sources = options.sources(inputs)
     commits = commits_of(sources) if spread else {}
-    kind = "auto" if options.format in ("alpaca", "messages") else options.format
-    corpus = resolve(sources, tokenizer, options, kind, output, commits, say)
+    preparation = record_preparation(sources, tokenizer, options, output, commits, say)
+    say(f"prepare: {preparation.make.about}")
+    return preparation.run(output, progress, parts, spread)
+
+
+def record_preparation(
+    sources: list[str], tokenizer: Path, options: PrepareOptions, output: Path | None, commits: Mapping[str, str],
+    say: Callable[[str], None], listed: Mapping[str, list[SourceFile]] | None = None,
+) -> RecordPreparation:  # fmt: skip
+    """Find the files of records and check that they fit the options. Raises DataError."""
+    corpus = resolve(sources, tokenizer, options, options.file_format, output, commits, say, listed)
     for file in corpus.flat:
         refuse_no_records(file, options.objective)
     make = record_maker(tokenizer, options)
-    say(f"prepare: {make.about}")
-    corpus = replace(corpus, sequences=make.sequences)
-    return _RecordPreparation(corpus, tokenizer, sources, commits, say, make).run(output, progress, parts, spread)
+    return RecordPreparation(replace(corpus, sequences=make.sequences), tokenizer, sources, commits, say, make)
 
 
 @dataclass(frozen=True)
-class _RecordPreparation(Preparation):
+class RecordPreparation(Preparation):
     """Records to samples, by worker processes, because chat templates run under Python's lock."""
 
     make: RecordMaker
@@ -99,6 +106,12 @@ class _RecordPreparation(Preparation):
     def pieces(self, encoder: Encoder | None) -> Iterator[Pieces]:
         files, workers = self.corpus.flat, self.corpus.options.worker_count
         yield lambda shard, done: sample_pieces(files, shard, done, self.make, workers)
+
+    def blocks(self, file: SourceFile) -> Iterator[Block]:
+        return record_blocks(file, self.make.columns)
+
+    def piece(self, block: Block) -> Piece:
+        return self.make.piece(block)
 
     def check(self, tally: CorpusTally) -> None:
         """Refuse data without a sample to train on, or without one to validate on if some should be held out."""

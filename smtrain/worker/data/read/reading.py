@@ -22,6 +22,8 @@ from smtrain.worker.data.read.fields import TextColumn
 from smtrain.worker.data.read.unread import UnreadText, unread_columns, unread_fields
 
 BAD_LINES_KEPT = 100
+BAD_LINES_NAMED = 20
+"""The most bad lines that an error names."""
 
 
 _DEEPEST = 500
@@ -61,10 +63,16 @@ class BadLines:
         self.count += len(placed) + more
         self.kept += placed[: BAD_LINES_KEPT - len(self.kept)]
         if self.count > most:
+            also = f" Also bad: {self.listed(1)}." if self.count > 1 else ""
             raise DataError(
                 f"{self.kept[0]}; {self.count} bad {self._one}{'s' * (self.count > 1)} so far and max_bad is {most}, "
-                f"so correct the {self._of} or raise data.max_bad."
+                f"so correct the {self._of} or raise data.max_bad.{also}"
             )
+
+    def listed(self, start: int = 0) -> str:
+        """The bad lines with their places, from number `start` to BAD_LINES_NAMED."""
+        more = self.count - BAD_LINES_NAMED
+        return "; ".join(self.kept[start:BAD_LINES_NAMED]) + (f"; and {more:,} more" if more > 0 else "")
 
     def nothing_else(self, source: str) -> str:
         """A sentence for a source without a good line."""

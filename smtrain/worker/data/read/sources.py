@@ -81,15 +81,16 @@ class SourceFile:
 
 def find_files(
     source: Path | str, format: Format = "auto", exclude: Path | None = None, say: Callable[[str], None] | None = None,
-    encoding: str | None = None, commits: Mapping[str, str] | None = None,
+    encoding: str | None = None, commits: Mapping[str, str] | None = None, listed: list[SourceFile] | None = None,
 ) -> list[SourceFile]:  # fmt: skip
     """The files of a source that `format` reads, sorted by name, without those under `exclude`.
 
     `auto` decides by the ending. In a folder or prefix a format reads its own endings, `text` every file; a file that
     is named directly is read in the given format, whatever its ending. `commits` maps hf:// paths to the commits to
-    read. `say` receives which files are not read, and why. Raises DataError if there is nothing to read.
+    read. `say` receives which files are not read, and why. `listed` are the objects of an s3:// source, if the caller
+    has listed them. Raises DataError if there is nothing to read.
     """
-    files = _find(source, format, exclude, say, commits or {})
+    files = _find(source, format, exclude, say, commits or {}, listed)
     if not encoding:
         return files
     return [replace(file, encoding=encoding) if file.kind in textfiles.STREAMS else file for file in files]
@@ -97,7 +98,7 @@ def find_files(
 
 def _find(
     source: Path | str, format: Format, exclude: Path | None, say: Callable[[str], None] | None,
-    commits: Mapping[str, str],
+    commits: Mapping[str, str], listed: list[SourceFile] | None,
 ) -> list[SourceFile]:  # fmt: skip
     if format != "auto" and format not in ENDINGS:
         formats = table("word_names")["values"]
@@ -112,7 +113,7 @@ def _find(
             return files
         return [_local(path, name, "arrow") for path, name in hub_rows(dataset, say)]
     if text.startswith("s3://"):
-        objects = _s3_objects(text)
+        objects = _s3_objects(text) if listed is None else listed
         dotted = {one.name for one in objects if any(part.startswith(".") for part in one.name.split("/"))}
         seen = [one for one in objects if one.name not in dotted]
         hidden = [LeftOut(name, "it is hidden") for name in sorted(dotted)]

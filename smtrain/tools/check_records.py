@@ -1,0 +1,278 @@
+"""Checks that read the first records of text, instruction and preference data as stage prepare reads them."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from itertools import product
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, Literal
+
+from smtrain.client.preflight.context import Context
+from smtrain.client.findings import Finding
+from smtrain.client.preflight.storage import sizes_by_name
+from smtrain.core.config import JobConfig
+from smtrain.core.errors import SmtrainError
+from smtrain.core.extras import missing
+from smtrain.core.protocol.uris import split_uri
+
+if TYPE_CHECKING:
+    from smtrain.worker.data.prepare.first_records import FirstRecords
+    from smtrain.worker.data.prepare.preparation import Preparation
+    from smtrain.worker.data.read.sources import SourceFile
+
+HIGH = {False: 5e-5, True: 5e-4}
+"""Learning rates above which a preference training is known to fall apart, without and with an adapter: TRL 1.16 has
+1e-6 and 1e-5 as defaults, and the papers' runs lie between 5e-7 and 1e-5."""
+_KEEPS = re.compile("think|reason|history")
+"""Names of options that keep thoughts, such as preserve_thinking or truncate_history_thinking."""
+Kind = Literal["documents", "pairs", "conversations"]
+_NO = {"documents": "no text", "pairs": "no pairs", "conversations": "no conversations"}
+_PAGE = {"documents": "data", "pairs": "dpo", "conversations": "sft"}
+_TEMPLATES = "additional_chat_templates"
+"""The folder of templates with a name, such as tool_use, as transformers 5 saves them."""
+_READ = ("*.json", "*.jinja", "vocab.*", "merges.txt", "tokenizer.model")
+
+
+def documents(context: Context) -> Iterator[Finding]:
+    """Objective pretrain: the first documents: not text, or too little of it."""
+    if context.chain.given.train.objective == "pretrain":
+        yield from _records(context, "documents")
+
+
+def pairs(context: Context) -> Iterator[Finding]:
+    """Objective dpo: the learning rate, and the first pairs: equal, empty, cut, repeated or lost text."""
+    if context.chain.given.train.objective == "dpo":
+        yield from _rate(context.chain.given)
+        yield from _records(context, "pairs")
+
+
+def conversations(context: Context) -> Iterator[Finding]:
+    """Objective sft: the first conversations: no answers, cut or lost text."""
+    if context.chain.given.train.objective == "sft":
+        yield from _records(context, "conversations")
+
+
+def _records(context: Context, kind: Kind) -> Iterator[Finding]:
+    sources = [source.path for source in context.chain.given.data.all_sources if _is_read(context, source.path)]
+    if "prepare" not in context.stages or not sources or context.model_path.startswith("hf://"):
+        return
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            yield from _first(context, sources, _tokenizer(context, Path(folder)), kind)
+    except ModuleNotFoundError as error:
+        yield Finding(kind, "warning", f"the first {kind} could not be read here: {missing(error.name or '')}")
+    except SmtrainError as error:
+        yield Finding(kind, "fault", f"{context.chain.given.data.text_key}: {str(error).rstrip('.')}")
+
+
+def _is_read(context: Context, path: str) -> bool:
+    """Whether the checks read this source: not those of the hub, nor folders that only a cluster has."""
+    if path.startswith("s3://"):
+        return not context.chain.target.record.queues
+    return path.startswith("demo://") or ("://" not in path and Path(path).exists()) or any(c in path for c in "*?[")
+
+
+def _first(context: Context, named: list[str], model: Path, kind: Kind) -> Iterator[Finding]:
+    """Findings about the first records of each source."""
+    from smtrain.core.demo import materialise
+    from smtrain.worker.data.clean.cleaning import Cleaning
+    from smtrain.worker.data.clean.holdout import HoldOut
+    from smtrain.worker.data.prepare.first_records import check_whole, read_first
+    from smtrain.worker.data.prepare.prepare import text_preparation
+    from smtrain.worker.data.prepare_options import PrepareOptions
+    from smtrain.worker.data.prepare.sft import record_preparation
+
+    config = context.chain.given
+    every = len(named) == len(config.data.all_sources)
+    validation = config.train.validation
+    held_out = validation.path if validation else None
+    if held_out and not _is_read(context, held_out):
+        every, validation = False, None
+    cleaning, holdout = Cleaning.of(config.data).unrefined, HoldOut.of(validation)
+    options = replace(PrepareOptions.of(config), cleaning=cleaning, holdout=holdout)
+    found = options.sources([str(materialise(one)) if one.startswith("demo://") else one for one in named])
+    listed = {uri: _objects(context, uri) for uri in found if uri.startswith("s3://")}
+    make = text_preparation if kind == "documents" else record_preparation
+    preparation = make(found, model, options, None, {}, lambda _: None, listed)
+    first = read_first(preparation)
+    faults = False
+    for records in first:
+        for finding in _of_source(config, preparation, records, kind):
+            faults |= finding.level == "fault"
+            yield finding
+    if every and not faults:
+        check_whole(preparation, first)
+
+
+def _of_source(config: JobConfig, preparation: Preparation, first: FirstRecords, kind: Kind) -> Iterator[Finding]:
+    """Findings about the first records of one source."""
+    named, read, noted = f"{config.data.text_key}: {first.name}", first.count, first.findings.noted
+    if kind == "pairs":
+        yield from _repeated(config, first, named)
+    samples = sum(len(piece.lengths) for piece in first.pieces) // max(1, preparation.corpus.sequences)
+    kept = (read - first.bad.count) * bool(samples) if kind == "conversations" else samples
+    if first.bad.count and (first.bad.count > config.data.max_bad or not kept):
+        lines = first.bad.listed()
+        lines = lines.replace(f"{first.name}, line ", "line ")
+        yield Finding(
+            kind, "fault", f"{named}: {first.bad.count} of the first {read} records are {_NO[kind]}: {lines}",
+            f"correct them, or allow them with data.max_bad (docs/{_PAGE[kind]}.md)",
+        )  # fmt: skip
+    elif not kept and kind != "documents":
+        why = "; ".join(noted) or "the file is empty"
+        yield Finding(
+            kind, "fault", f"{named}: no {kind[:-1]} of the first {read} records is left: {why}", _longer(kind)
+        )
+    elif kept:
+        yield Finding(kind, "ok", f"{named}: {kept} of the first {read} records are {kind}")
+    if kind != "documents":
+        yield from _slips(preparation, first, kind, named, warn=kept > 0)
+
+
+def _slips(preparation: Any, first: FirstRecords, kind: Kind, named: str, *, warn: bool) -> Iterator[Finding]:
+    """Warnings about records that are learned otherwise than their writer meant."""
+    from smtrain.worker.data.tokenize.samples import SPLIT
+    from smtrain.worker.data.tokenize.template_options import ignored_options
+
+    make, findings, of = preparation.make, first.findings, f"of the first {first.count} records"
+    for reason, count in findings.noted.items() if warn else ():
+        if reason != SPLIT:
+            yield Finding(kind, "warning", f"{named}: {count} {of}: {reason}", _remedy(reason, kind))
+    template = make.__dict__.get("template")  # pairs of text use none
+    if template and (ignored := ignored_options(template.options, template.variables)):
+        yield Finding(kind, "warning", f"model.chat_template_kwargs: {ignored}", "leave it out, or correct its name")
+    if first.blocks:
+        yield from _unread(kind, f"{named}: {{}} {of} have {{}}", findings.unread, make, first.blocks[0])
+
+
+def _objects(context: Context, uri: str) -> list[SourceFile]:
+    """The objects below an s3:// URI, with the credentials of the other checks."""
+    bucket, prefix = split_uri(uri)
+    base = prefix if prefix.endswith("/") or not prefix else prefix.rpartition("/")[0] + "/"
+    sizes = sizes_by_name(context, uri)
+    below = {key: size for key, size in sizes.items() if key.startswith(f"{prefix.rstrip('/')}/")}
+    base = f"{prefix.rstrip('/')}/" if below else base
+    return [
+        _object(context, bucket, key, key.removeprefix(base), size)
+        for key, size in sorted((below or sizes).items())
+        if not key.endswith("/")
+    ]
+
+
+def _object(context: Context, bucket: str, key: str, name: str, size: int) -> SourceFile:
+    """An object of S3 as a file to read, which is read by ranges through the checks' client."""
+    from smtrain.worker.object_store import SteadyFile
+    from smtrain.worker.data.read.sources import SourceFile
+
+    @dataclass(frozen=True)
+    class StoredFile(SourceFile):
+        def open(self) -> Any:
+            return SteadyFile(lambda: _Ranges(context, bucket, key, size), self.path)
+
+    return StoredFile(f"s3://{bucket}/{key}", name, "", size)
+
+
+@dataclass(frozen=True)
+class _Ranges:
+    """An object of `bytes` bytes; each read is one request."""
+
+    context: Context
+    bucket: str
+    key: str
+    bytes: int
+
+    def size(self) -> int:
+        return self.bytes
+
+    def read_at(self, count: int, start: int) -> Any:
+        """Read `count` bytes from byte `start`. Raises Unread if it is not allowed."""
+        stretch = f"bytes={start}-{start + count - 1}"
+        answer = self.context.ask("s3", "get_object", Bucket=self.bucket, Key=self.key, Range=stretch)
+        return answer["Body"].read()
+
+
+def _rate(config: JobConfig) -> Iterator[Finding]:
+    most, rate = HIGH[config.train.adapter is not None], config.train.lr
+    if rate > most:
+        yield Finding(
+            "pairs", "warning", f"train.lr: {rate:g} is above what preference training stands (up to {most:g}"
+            f"{' with an adapter' if config.train.adapter else ''}): both answers become unlikely",
+            f"set train.lr to {most / 50:g} to {most / 5:g}",
+        )  # fmt: skip
+
+
+def _tokenizer(context: Context, folder: Path) -> Path:
+    """The model's folder, or a copy of its small files if it lies in S3."""
+    from smtrain.core.demo import materialise
+
+    path, place = context.model_path, context.chain.target
+    if path.startswith("demo://"):
+        return materialise(path)
+    if "://" not in path:
+        return Path(path)
+    bucket, prefix = split_uri(f"{path.rstrip('/')}/")
+    for item in place.listing(f"{path.rstrip('/')}/"):
+        name = item["Key"].removeprefix(prefix)
+        inside = PurePosixPath(name).parent.name
+        if inside in ("", _TEMPLATES) and any(fnmatchcase(name, pattern) for pattern in _READ):
+            (folder / inside).mkdir(exist_ok=True)
+            place.fetch(bucket, item["Key"], folder / name)
+    return folder
+
+
+def _unread(kind: Kind, words: str, unread: Mapping[str, int], make: Any, block: Any) -> Iterator[Finding]:
+    """Warnings about text that is not learned or not seen, each with the remedy for its cause."""
+    from smtrain.worker.data.tokenize.unread_causes import cause_of
+
+    causes = {name: cause_of(name, text="template" not in make.__dict__) for name in unread}
+    dropped = {name for name, cause in causes.items() if cause.by_template}
+    options = _options_for(dropped, make, block) if dropped else {}
+    for name, cause in causes.items():
+        remedy = f"set model.chat_template_kwargs: {options[name]}" if name in options else cause.remedy
+        yield Finding(kind, "warning", f"{words.format(f'{unread[name]:,}', name)}{cause.fate}", remedy)
+
+
+def _options_for(dropped: set[str], make: Any, block: Any) -> dict[str, str]:
+    """Options with which the template writes what it drops: {name of what is not read: "{option: value}"}."""
+    from smtrain.worker.data.tokenize.pairs import record_maker
+
+    names = sorted(name for name in make.template.variables if _KEEPS.search(name))
+    helpful: dict[str, str] = {}
+    for name, value in product(names, (True, False)):
+        more = {**make.options.chat_template_kwargs, name: value}
+        piece = record_maker(make.folder, replace(make.options, chat_template_kwargs=more)).piece(block)
+        for one in dropped - set(piece.findings.unread) if not piece.bad else ():
+            helpful.setdefault(one, f"{{{name}: {str(value).lower()}}}")
+    return helpful
+
+
+def _repeated(config: JobConfig, first: FirstRecords, named: str) -> Iterator[Finding]:
+    """Text answers that begin with their prompt, which is put before them once more."""
+    from smtrain.worker.data.read.records import read_records
+
+    names = [config.data.columns.get(name, name) for name in ("prompt", "chosen", "rejected")]  # type: ignore[call-overload]
+    texts = [[row.get(name) for name in names] for block in first.blocks for _, row in read_records(block).rows]
+    told = [[str(text) for text in row] for row in texts if row[0] and all(isinstance(text, str) for text in row)]
+    twice = sum(chosen.startswith(prompt) and rejected.startswith(prompt) for prompt, chosen, rejected in told)
+    if twice:
+        yield Finding(
+            "pairs", "warning", f"{named}: in {twice} of the first {len(texts)} records both answers begin with the "
+            "prompt, so the model would see it twice", "leave the column prompt out: it is read from what both answers "
+            "have in common",
+        )  # fmt: skip
+
+
+def _longer(kind: Kind) -> str:
+    return "raise train.seq_len" + (", which two answers share, each with its prompt" if kind == "pairs" else "")
+
+
+def _remedy(reason: str, kind: Kind) -> str:
+    if reason.startswith("answers with turns"):
+        return "put these turns in the prompt, or cut the answers before them"
+    if reason.startswith("text prompts that begin"):
+        return "leave it out of the prompts"
+    return _longer(kind) if "tokens" in reason and "no tokens" not in reason else ""
