@@ -88,6 +88,8 @@ class ConfigError(SmtrainError):
     """Code of the first fault."""
     codes: list[Code]
     """Code of each fault."""
+    config: object = None
+    """The config, if it lacks nothing but packages on this machine."""
 
     def __init__(self, faults: str | Iterable[str], *, code: Code | None = None) -> None:
         default = code or type(self).code

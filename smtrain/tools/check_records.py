@@ -15,7 +15,7 @@ from smtrain.client.preflight.context import Context
 from smtrain.client.findings import Finding
 from smtrain.client.preflight.storage import sizes_by_name
 from smtrain.core.config import JobConfig
-from smtrain.core.errors import SmtrainError
+from smtrain.core.errors import JobError, SmtrainError
 from smtrain.core.extras import missing
 from smtrain.core.protocol.uris import split_uri
 
@@ -65,8 +65,10 @@ def _records(context: Context, kind: Kind) -> Iterator[Finding]:
             yield from _first(context, sources, _tokenizer(context, Path(folder)), kind)
     except ModuleNotFoundError as error:
         yield Finding(kind, "warning", f"the first {kind} could not be read here: {missing(error.name or '')}")
+    except JobError as error:  # the place of the jobs could not be read
+        yield Finding(kind, "warning", f"the first {kind} could not be read here: {error}")
     except SmtrainError as error:
-        yield Finding(kind, "fault", f"{context.chain.given.data.text_key}: {str(error).rstrip('.')}")
+        yield Finding(kind, "fault", str(error).rstrip("."))
 
 
 def _is_read(context: Context, path: str) -> bool:
@@ -209,19 +211,31 @@ def _tokenizer(context: Context, folder: Path) -> Path:
     """The model's folder, or a copy of its small files if it lies in S3."""
     from smtrain.core.demo import materialise
 
-    path, place = context.model_path, context.chain.target
+    path = context.model_path
     if path.startswith("demo://"):
         return materialise(path)
     if "://" not in path:
         return Path(path)
     bucket, prefix = split_uri(f"{path.rstrip('/')}/")
-    for item in place.listing(f"{path.rstrip('/')}/"):
-        name = item["Key"].removeprefix(prefix)
+    for key in _keys(context, f"{path.rstrip('/')}/"):
+        name = key.removeprefix(prefix)
         inside = PurePosixPath(name).parent.name
         if inside in ("", _TEMPLATES) and any(fnmatchcase(name, pattern) for pattern in _READ):
             (folder / inside).mkdir(exist_ok=True)
-            place.fetch(bucket, item["Key"], folder / name)
+            _copy(context, bucket, key, folder / name)
     return folder
+
+
+def _keys(context: Context, uri: str) -> list[str]:
+    place = context.chain.target
+    return [one["Key"] for one in place.listing(uri)] if place.record.queues else [*sizes_by_name(context, uri)]
+
+
+def _copy(context: Context, bucket: str, key: str, path: Path) -> None:
+    if context.chain.target.record.queues:
+        context.chain.target.fetch(bucket, key, path)
+    else:
+        path.write_bytes(context.ask("s3", "get_object", Bucket=bucket, Key=key)["Body"].read())
 
 
 def _unread(kind: Kind, words: str, unread: Mapping[str, int], make: Any, block: Any) -> Iterator[Finding]:

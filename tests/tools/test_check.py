@@ -81,6 +81,7 @@ def test_a_model_in_s3_is_copied_with_all_that_its_tokenizer_reads(tmp_path: Pat
     """transformers 5 saves a template for calls of tools in a folder of its own."""
     names = ["tokenizer.json", "chat_template.jinja", "additional_chat_templates/tool_use.jinja"]
     place = SimpleNamespace(
+        record=SimpleNamespace(queues=True),
         listing=lambda _: [{"Key": f"m/{name}"} for name in (*names, "model.safetensors", "old/config.json")],
         fetch=lambda bucket, key, path: path.write_text(f"{bucket} {key}"),
     )

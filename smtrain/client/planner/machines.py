@@ -479,11 +479,22 @@ def named_shape(name: str) -> ModelShape | None:
 
 def named_config(name: str) -> dict[str, Any] | None:
     """The sizes of a model in core/facts/models.toml as its config.json has them."""
+    row = _row_of(name)
+    return None if row is None else row["config"]
+
+
+def positions_of_namesake(name: str) -> int | None:
+    """The positions of the published model of that size; those of a tuned one may differ."""
+    row = _row_of(name)
+    return None if row is None else row["positions"]
+
+
+def _row_of(name: str) -> dict[str, Any] | None:
     plain = _plain(name.rstrip("/").rsplit("/", 1)[-1])
     for known, row in table("models")["models"].items():
         if plain in {_plain(known), _plain(row["source"].rsplit("/", 1)[-1])}:
-            config: dict[str, Any] = row["config"]
-            return config
+            found: dict[str, Any] = row
+            return found
     return None
 
 

@@ -16,6 +16,7 @@ from smtrain.client.planner.cost import Cost, Saving, cost, saving
 from smtrain.client.planner.custom_machines import machine_of, machines_known, own_price_rows
 from smtrain.client.planner.gpu_options import GpuOptions
 from smtrain.client.planner.kernels import kernels_of
+from smtrain.client.planner.long_rows import long_rows
 from smtrain.client.planner.machines import GIB, Machine, Mesh, Work, is_planned
 from smtrain.client.planner.measured import basis
 from smtrain.client.planner.memory import CoreMemory, HostMemory, checkpoint_bytes, host_memory, worst_core
@@ -337,7 +338,7 @@ def _plan(
         warnings += memory_warnings(work, machine, mesh)
         warnings += reference_pass.warnings(config, work, mesh, step.total)
     warnings += ramp_warnings(config)
-    warnings += image_warnings(config) + about_model(config) + corrected.said(machine)
+    warnings += image_warnings(config) + about_model(config) + long_rows(config) + corrected.said(machine)
     warnings += preparing_warnings(config, _preparing(config), text_bytes(config), prices.assumptions)
     warnings += _calibration_warnings(config, work, machine, mesh, made, prices)
     warnings += _stage_warnings(stages, prices, config.compute.region) if spent and spent.total is not None else []

@@ -153,7 +153,10 @@ def _whole(drafted: Draft, *, shape_alone: bool = False) -> JobConfig:
             named = {fault.partition(":")[0] for fault in faults}
             faults += [fault for fault in _of_data(config, left_out) if fault.partition(":")[0] not in named]
     if faults or config is None:
-        raise ConfigError([reworded(fault, hide(" ".join(fault.splitlines()))) for fault in faults])
+        error = ConfigError([reworded(fault, hide(" ".join(fault.splitlines()))) for fault in faults])
+        if config is not None and set(error.codes) == {"package.missing"}:
+            error.config = _LOADED[id(config)] = config  # all else can be checked
+        raise error
     _LOADED[id(config)] = config
     return config
 

@@ -12,6 +12,7 @@ from math import exp, gcd
 
 from smtrain.client.planner import reference_pass
 from smtrain.client.planner.calibration import UNCALIBRATED
+from smtrain.client.planner.long_rows import long_rows
 from smtrain.client.planner.machines import GIB, Machine, Mesh, Work, stage_faults
 from smtrain.client.planner.memory import checkpoint_bytes, core_memory
 from smtrain.client.planner.probing import Speed, speed_of
@@ -121,7 +122,7 @@ def plan_here(config: JobConfig, measured: float | None = None, *, measure: bool
     needed = disk_needed(config, work)
     faults = (*shape.mesh_faults(mesh.tp, mesh.pp, mesh.ep, cp=mesh.cp), *stage_faults(shape, mesh))
     faults = faults or (*_memory_fault(config, memory), *_disk_fault(needed, room))
-    warnings, step, rate, wide = ramp_warnings(config) + about_model(config), None, None, 0.0
+    warnings, step, rate, wide = ramp_warnings(config) + about_model(config) + long_rows(config), None, None, 0.0
     if measured is not None:
         rate = measured / work.seq_len
     elif not faults:

@@ -69,14 +69,22 @@ def report_on(
     """The report of `smtrain.check`; `more` has the checks that the client cannot make itself."""
     if isinstance(source, str | Path) and (folder := Path(folder_of(str(source)))).is_dir():
         return Report(tuple(dataset.model_folder(folder)))
+    packages: tuple[Finding, ...] = ()
     try:
         config = load_config(source, set_=set_, target=target, **sections)
+    except ConfigError as error:
+        if not isinstance(error.config, JobConfig):
+            return Report(_of_config(error))
+        config, packages = error.config, _of_config(error)
+    try:
         place = backend_of(config, target)
     except ConfigError as error:
-        return Report(_of_config(error))
+        return Report((*packages, *_of_config(error)))
+    chosen = [stage] if stage else stages_of(config, place.name)
     if place.record.queues:
-        return _of_queue(config, place, [stage] if stage else stages_of(config, place.name), more)
-    return _all(config, place.name, [stage] if stage else stages_of(config, place.name), others, more)
+        return _of_queue(config, place, chosen, more)
+    report = _all(config, place.name, chosen, others, more)
+    return Report((*packages, *(one for one in report.findings if one.check != "config"))) if packages else report
 
 
 def _all(

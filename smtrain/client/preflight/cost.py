@@ -36,7 +36,11 @@ def memory(context: Context) -> Iterator[Finding]:
     else:
         remedy = "take more machines (compute.instance_count) with parallel: auto, or a smaller model"
     for fault in plan.faults:
-        yield Finding("memory", "fault", fault, remedy)
+        if not plan.here:
+            yield Finding("memory", "fault", fault, remedy)
+        elif not fault.startswith("memory:"):  # a lack of memory on this machine is check machine's
+            text, _, way = fault.partition("; ")
+            yield Finding("disk" if fault.startswith("disk:") else "memory", "fault", text, way or remedy)
     for warning in plan.warnings:
         if warning.startswith("host memory"):
             yield Finding("memory", "warning", warning)

@@ -11,6 +11,7 @@ from smtrain.client.config.checks.data import tasks_in
 from smtrain.client.config.checks.local_data import mismatches, unread_remedy
 from smtrain.client.config.checks.weights import shape_faults
 from smtrain.client.findings import Finding
+from smtrain.client.planner.long_rows import positions_warning
 from smtrain.client.preflight.context import Context, Unread, described_in, json_of
 from smtrain.client.preflight.long_text import documents
 from smtrain.core.config import textfiles
@@ -36,6 +37,8 @@ def model(context: Context) -> Iterator[Finding]:
     """
     uri = context.model_path
     described = described_in(context, uri)
+    if described is None and (warning := positions_warning(context.chain.given)):
+        yield Finding("model", "warning", *warning)
     if not uri.startswith("s3://"):
         for remark in _remarks(context, described) if described else ():
             yield Finding("model", "ok", remark)

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 import smtrain
 from smtrain.cli.plan import app
 from smtrain.client.planner.cost import saving
+from smtrain.client.planner.long_rows import long_rows
 from smtrain.client.planner.machines import Machine, Work, named_shape
 from smtrain.client.prices import Prices
 from smtrain.core.errors import ConfigError
@@ -71,6 +72,23 @@ def test_a_size_that_is_known_by_a_models_name_alone_is_said(path: str, told: bo
     warned = [w for w in smtrain.plan({**raw(), "model": {"path": path}}).warnings if "by its name alone" in w]
     assert bool(warned) == told
     assert not told or f"that of the published Llama-2-70b-hf, by its name alone: {path} was not read" in warned[0]
+
+
+@pytest.mark.parametrize(
+    ("path", "length", "words"),
+    [
+        ("hf://Qwen/Qwen3-8B-Base@main", 131_072, "how many positions hf://Qwen/Qwen3-8B-Base@main has is unknown"),
+        ("s3://bucket/Qwen2.5-7B-Instruct", 65_536, "(the model of its size that is known has 131,072)"),
+        ("s3://known-models/qwen3-8b", 131_072, "131072 is beyond the 40960 positions of qwen3-8b; set train.seq_len"),
+        ("s3://bucket/Qwen3-8B-Base", 32_768, ""),
+        ("s3://known-models/qwen3-8b", 40_960, ""),
+    ],
+)
+def test_rows_beyond_positions_that_are_not_known_are_warned_of(path: str, length: int, words: str) -> None:
+    config = smtrain.load_config({**raw(), "model": {"path": path}, "train": {**raw()["train"], "seq_len": length}})
+    said = long_rows(config)
+    assert [words in sentence for sentence in said] == [True] * bool(words)
+    assert not words or "set train.seq_len" in said[0]
 
 
 def test_what_does_not_fit_is_refused_by_how_much() -> None:

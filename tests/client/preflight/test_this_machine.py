@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 import smtrain
+from smtrain.client.config.checks import data as data_rules
+from smtrain.client.planner import this_machine as planned_here
 from smtrain.client.planner.resolve import load_config
 from smtrain.client.preflight import this_machine
 from tests import docker
@@ -127,3 +129,28 @@ def test_an_image_that_is_not_here_is_refused_by_name(raw: dict[str, Any], local
     assert [f.level for f in found] == ["ok", "ok"], found
     assert "is on this machine" in found[0].text
     assert found[1].text == f"{docker.IMAGE} has every library of the stages: a job installs nothing when it starts"
+
+
+def test_one_lack_of_memory_is_one_fault_and_a_full_disk_has_its_remedy(
+    raw: dict[str, Any], local_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(this_machine, "memory_here", lambda: 1 << 20)
+    monkeypatch.setattr(planned_here, "memory_here", lambda: 1 << 20)
+    here = {key: value for key, value in raw.items() if key not in ("compute", "parallel")}
+    (lack,) = smtrain.check(here, stage="train", target="local").faults
+    assert (lack.check, lack.remedy) == ("machine", "take a smaller model, a shorter train.seq_len or a smaller batch")
+    monkeypatch.undo()
+    monkeypatch.setattr(planned_here, "free_disk", lambda: 1.0)
+    (full,) = smtrain.check(here, stage="train", target="local").faults
+    assert full.check == "disk"
+    assert full.remedy.startswith("free some (`smtrain local clean` says what can go), or set SMTRAIN_HOME")
+
+
+def test_a_missing_package_leaves_all_other_checks(
+    raw: dict[str, Any], local_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_rules, "present", lambda module: module != "ftfy")
+    report = smtrain.check(raw, target="local", data={"fix_mojibake": True})
+    (lack,) = [one for one in report.faults if one.check == "config"]
+    assert "data.fix_mojibake: this needs the package ftfy" in lack.text
+    assert {"machine", "memory", "documents"} <= {one.check for one in report.findings}
