@@ -116,6 +116,7 @@ class TrainStage(JobStage):
             "processes_per_instance": config.processes_per_instance,
             "steps": train.steps, "global_batch_size": train.global_batch_size, "seq_len": train.seq_len,
             "lr": train.lr, "precision": train.precision,
+            **({"objective": train.objective} if train.objective != "pretrain" else {}),
             **({"batch_ramp": " ".join(str(n) for n in vars(train.batch_ramp).values())} if train.batch_ramp else {}),
         }  # fmt: skip
 

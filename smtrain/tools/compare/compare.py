@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite, nan
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from smtrain.core.errors import ConfigError, DataError
@@ -93,8 +94,21 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """A sentence for each training but the first, and for each resume that changed a learning rate."""
-        return "\n".join([*(pair.verdict for pair in self.pairs), *self.changes])
+        """The remarks, then a sentence for each training but the first and each resume that changed a learning rate."""
+        return "\n".join([*self.remarks, *(pair.verdict for pair in self.pairs), *self.changes])
+
+    @property
+    def remarks(self) -> list[str]:
+        """A sentence for each log that holds several runs, and for each training that is compared with itself."""
+        first, *rest = self.series
+        several = [
+            f"{one.name} holds {one.beginnings} runs, as its steps begin again; the last numbers of each step are "
+            "compared, so give each run a file of its own."
+            for one in self.series
+            if one.beginnings > 1
+        ]
+        same = [f"{one.name} is compared with itself ({one.of})." for one in rest if _is_same(first, one)]
+        return several + same
 
     @property
     def changes(self) -> list[str]:
@@ -113,6 +127,7 @@ class Comparison:
             "window": self.window,
             "tolerance": self.tolerance,
             "within": self.within,
+            "remarks": self.remarks,
             "baseline": _summary(first),
             "compared": [
                 {
@@ -183,8 +198,28 @@ def compare(
             f"window and tolerance must be above 0; they are {window} and {tolerance}", code="config.wrong_value"
         )
     every = tuple(with_tokens(read(what, target), tokens_per_step) for what in trainings)
+    for one in every[1:]:
+        _refuse_another_objective(every[0], one)
     limit = USUAL if tolerance is None else tolerance
     return Comparison(by, window, limit, every, tuple(_pair(every[0], one, by, window, limit) for one in every[1:]))
+
+
+def _refuse_another_objective(base: Series, one: Series) -> None:
+    """Raise DataError if the losses measure different things: an answer's against a pair's, for example."""
+    known = base.objective and one.objective
+    if base.objective != one.objective and (known or "dpo" in (base.objective, one.objective)):
+        named = [f"{each.name} is of train.objective {each.objective or 'pretrain or sft'}" for each in (base, one)]
+        raise DataError(
+            f"{' and '.join(named)}, whose losses measure different things; compare runs of one objective, or their "
+            "models by `smtrain evaluate`"
+        )
+
+
+def _is_same(base: Series, one: Series) -> bool:
+    """Whether both were read from the same file, run or job; tables in memory have no name."""
+    if one.of in ("the list", "the table"):
+        return False
+    return base.of == one.of or Path(base.of).resolve() == Path(one.of).resolve()
 
 
 def _pair(base: Series, one: Series, by: By, window: int, tolerance: float) -> Pair:

@@ -52,6 +52,10 @@ class Series:
     dollars_per_hour: float | None = None
     rate_changes: tuple[tuple[float, str, str], ...] = ()
     """(first step, rate before, rate from there on) of every resume that changed the learning rate."""
+    objective: str = ""
+    """`train.objective`, as the run or the numbers say; "" if neither does."""
+    beginnings: int = 1
+    """How often the log begins with its first step: more than once if it holds several runs."""
 
     def tokens_per_s(self) -> float | None:
         """The median over all steps; computed from step times if the log has no rates."""
@@ -100,7 +104,7 @@ class Series:
 
 def series(
     name: str, of: str, rows: Iterable[Mapping[str, Any]], tokens_per_step: float | None = None,
-    dollars_per_hour: float | None = None, rate_changes: Iterable[tuple[float, str, str]] = (),
+    dollars_per_hour: float | None = None, rate_changes: Iterable[tuple[float, str, str]] = (), objective: str = "",
 ) -> Series:  # fmt: skip
     """A series of rows with any tool's names. The last row of a step counts; rows without a step or loss are skipped.
 
@@ -108,6 +112,8 @@ def series(
     """
     records = StepColumns()
     seen: set[str] = set()
+    first = before = None
+    beginnings = 1
     for row in rows:
         record: dict[str, float] = {}
         for key, value in row.items():
@@ -117,7 +123,12 @@ def series(
             if number is not None and (ours := _OURS.get(spelled)) and ours not in record:
                 record[ours] = number / 1000 if spelled in _IN_MILLISECONDS else number
         if "step" in record and "loss" in record and abs(record["step"]) < _EXACT:
-            records.append(record | {"step": int(record["step"])})
+            step = int(record["step"])
+            first = step if first is None else first
+            beginnings += before is not None and step <= first < before
+            before = step
+            objective = objective or ("dpo" if "rewards/margins" in record else "")
+            records.append(record | {"step": step})
     if not records:
         columns = ", ".join(sorted(seen)[:12]) or "nothing"
         raise DataError(
@@ -125,7 +136,7 @@ def series(
             f"a loss ({', '.join(NAMES['loss'][:4])})"
         )
     records.sort()
-    return Series(name, of, records, tokens_per_step, dollars_per_hour, tuple(rate_changes))
+    return Series(name, of, records, tokens_per_step, dollars_per_hour, tuple(rate_changes), objective, beginnings)
 
 
 def with_tokens(one: Series, tokens_per_step: float | None) -> Series:

@@ -7,6 +7,7 @@ import io
 import itertools
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,8 @@ def read(what: Any, target: TargetName | None = None) -> Series:
     if isinstance(what, (list, tuple)):
         return series("records", "the list", what)
     if hasattr(what, "config") and hasattr(what, "results"):
-        return _of_attempts([*[result.job for result in what.results if result.stage == "train"]], what.config.name)
+        jobs = [result.job for result in what.results if result.stage == "train"]
+        return replace(_of_attempts(jobs, what.config.name), objective=what.config.train.objective)
     if hasattr(what, "records") and hasattr(what, "describe"):
         return _of_attempts([what], what.name)
     raise DataError(f"{what!r} is not a run, job, table or file of a training", code="data.not_found")
@@ -173,7 +175,9 @@ def _of_attempts(attempts: list[Any], name: str) -> Series:
         described = [*(job.describe() for job, _ in by_job[:-1]), description]
         firsts = [records[0]["step"] if records else None for _, records in by_job]
         changes = rate_changes(zip(described, firsts, strict=True))
-    return series(name, name, rows, tokens, _dollars_per_hour(description, attempts[0].target), changes)
+    price, objective = _dollars_per_hour(description, attempts[0].target), parameters.get("objective", "")
+    made = series(attempts[0].name, attempts[0].name, rows, tokens, price, changes, objective)
+    return replace(made, name=name, beginnings=1)  # an attempt without a checkpoint begins again
 
 
 def _dollars_per_hour(description: dict[str, Any], target: Any) -> float | None:

@@ -96,6 +96,23 @@ def test_a_resume_with_another_learning_rate_is_told_and_drawn(tmp_path: Path) -
     assert "resumed: learning rate 0.0001 to 5e-05" in labels
 
 
+def test_what_is_no_comparison_is_refused_or_said_first(tmp_path: Path) -> None:
+    falling = [{"step": step, "loss": 3 - step / 100} for step in range(1, 41)]
+    pairs = [{**row, "rewards/margins": 0.1} for row in falling]
+    for one, other in ((falling, pairs), (pairs, falling)):
+        with pytest.raises(smtrain.DataError, match=r"objective dpo.* measure different things; compare runs of one"):
+            smtrain.compare(one, other)
+    assert smtrain.compare(pairs, pairs).within
+    log = tmp_path / "a.jsonl"
+    log.write_text("".join(json.dumps(row) + "\n" for row in falling))
+    assert smtrain.compare(log, f"b={log}").verdict.startswith(f"b is compared with itself ({log}).\n")
+    resumed = [*falling[:30], *falling[19:]]
+    twice = tmp_path / "b.jsonl"
+    for rows, first in ((resumed, "b.jsonl follows"), (falling[:9] + falling, "b.jsonl holds 2 runs, as its steps")):
+        twice.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        assert smtrain.compare(log, twice).verdict.startswith(first)
+
+
 def test_a_loss_that_is_no_number_leaves() -> None:
     rows = learned(1, 60)
     broken = [*rows[:40], *({**row, "loss": math.nan} for row in rows[40:])]
