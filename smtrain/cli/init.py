@@ -26,6 +26,8 @@ _QUESTIONS = {
     "--machines": ("The machines: `here`, or an instance type and how many, such as ml.trn1.32xlarge:2", "here"),
 }  # fmt: skip
 _BYTES_PER_TOKEN = 4  # of English text, with a vocabulary of 32,000 to 150,000
+_EPOCHS = 4
+"""Up to 4 epochs the loss falls almost as with new text (Muennighoff et al. 2023, arXiv 2305.16264)."""
 _REGION = "us-west-2"
 _OPEN = {"compute.role": "arn:aws:iam::111122223333:role/smtrain-training", "compute.region": _REGION}
 
@@ -131,6 +133,11 @@ def _say_size(config: JobConfig, known: bool) -> None:
             f"the text has {spell_bytes(size)}, about {tokens:,.0f} tokens at {_BYTES_PER_TOKEN} bytes each; about "
             f"{steps:,} {read} all of it once"
         )
+        if (times := config.train.steps / steps) > _EPOCHS:
+            say(
+                f"! {config.train.steps} steps read it {times:,.0f} times, and after about {_EPOCHS} a text teaches "
+                f"little that is new; add text, or set train.steps: {_EPOCHS * steps}"
+            )
     if known and is_here(config):
         plan = plan_here(config)
         if plan.hours is not None:

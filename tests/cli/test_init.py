@@ -65,6 +65,7 @@ def test_paths_are_those_of_the_config_wherever_it_lies(
     steps = round(14 * 2**12 / 4 / (config.train.global_batch_size * 256))
     out = capsys.readouterr().out
     assert f"about {steps} steps read all of it once" in out
+    assert f"! 100 steps read it {100 / steps:.0f} times, and after about 4 a text teaches little" in out
     assert "100 steps take about " in out
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from smtrain.client.backends.base import Backend
+from smtrain.core.config import textfiles
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.files import only_writer
 from smtrain.core.near import hint
@@ -74,6 +75,7 @@ def fetch(job: Job, folder: str | Path, what: What, *, overwrite: bool = False) 
         raise JobError(_nothing(job, what, description))
     if Path(folder).is_file():
         raise JobError(f"{folder} is a file; name a folder to download into")
+    _refuse_folder_of_text(job, Path(folder))
     places = [(part.uri, Path(folder, part.folder)) for part in results]
     created = not Path(folder).exists()
     try:
@@ -85,6 +87,17 @@ def fetch(job: Job, folder: str | Path, what: What, *, overwrite: bool = False) 
                 Path(folder).rmdir()
         raise
     return Path(folder)
+
+
+def _refuse_folder_of_text(job: Job, folder: Path) -> None:
+    """Raise `JobError` for tokens that would be written among the files of a text."""
+    if (stage_of(job.name) or ("", ""))[1] != "prepare" or not folder.is_dir() or (folder / "manifest.json").exists():
+        return
+    if texts := [name for name, _ in textfiles.choose_in(folder, "auto")[0].read]:
+        raise JobError(
+            f"{folder} holds text ({texts[0]}), and {job.name} left tokens; name another folder, such as "
+            f"{folder.parent / f'{folder.resolve().name}-tokens'}"
+        )
 
 
 def exported(job: Job, description: dict[str, Any]) -> str | None:

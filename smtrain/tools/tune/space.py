@@ -108,6 +108,8 @@ def _axis(text: str) -> Axis:
             raise ValueError("a value between two commas is missing")
         if len(set(values)) < len(values):
             raise ValueError("a value is given twice; leave one out")
+        if len(values) < 2:
+            raise ValueError(f"one value is no choice; give two or more, or set {key} in the config")
         return Axis(key, values)
     if not types & {int, float} or bool in types:
         raise ValueError(f"{key} takes no numbers, so it has no range; name its values, with commas between")

@@ -7,12 +7,13 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from smtrain.client.backends.sagemaker.backend import SageMakerBackend
-from smtrain.client.jobs import copies
+from smtrain.client.jobs import copies, results
 from smtrain.client.jobs.copies import StoreCopy
 from smtrain.core.errors import JobError
 
@@ -154,3 +155,12 @@ def test_an_empty_prefix_and_a_name_that_leads_out_are_refused(bucket: Bucket) -
     bucket.put("../../x", b"")
     with pytest.raises(JobError, match="points outside"):
         bucket.copy()
+
+
+def test_tokens_are_not_downloaded_among_text(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("some text")
+    job: Any = SimpleNamespace(name="first-prepare-01234567")
+    with pytest.raises(JobError, match=r"holds text \(a\.txt\), and first-prepare-01234567 left tokens; name another"):
+        results._refuse_folder_of_text(job, tmp_path)
+    (tmp_path / "manifest.json").write_text("{}")
+    results._refuse_folder_of_text(job, tmp_path)

@@ -37,6 +37,7 @@ def test_a_number_of_a_range_never_leaves_it(one: float, other: float, share: fl
 
 
 WRONG = {
+    "train.lr=1e-4": "one value is no choice; give two or more, or set train.lr in the config",
     "train.lr": "must look like",
     "=1": "must look like",
     "train.lr=": "must look like",

@@ -130,6 +130,15 @@ def test_too_little_text_is_refused(tmp_path: Path, tokenizer_folder: Path) -> N
         prepare(tmp_path / "empty.jsonl", tmp_path / "out", tokenizer_folder, seq_len=4)
 
 
+def test_the_folder_of_the_text_does_not_become_that_of_the_tokens(text: Path, tokenizer_folder: Path) -> None:
+    folder = text if text.is_dir() else text.parent
+    before = sorted(folder.rglob("*"))
+    for source in (text, next(one for one in before if one.is_file())):
+        with pytest.raises(DataError, match=r"is the output and holds .* of the input; name another folder, such as"):
+            prepare(source, folder, tokenizer_folder, seq_len=8)
+    assert sorted(folder.rglob("*")) == before
+
+
 def test_text_without_one_good_line_is_said_to_be_bad_and_not_short(tmp_path: Path, tokenizer_folder: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"txt": 1}\nnot json\n')
     with pytest.raises(

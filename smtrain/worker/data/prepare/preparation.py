@@ -16,6 +16,7 @@ from typing import Any
 
 from smtrain.core.digests import digest
 from smtrain.worker.data import resumable
+from smtrain.core.errors import DataError
 from smtrain.worker.data.manifest import DatasetManifest, files_of, refuse_others
 from smtrain.worker.data.part_uploads import PartUploads, StoppedError
 from smtrain.worker.data.piece import Piece
@@ -76,6 +77,7 @@ class Preparation(ABC):
         self, output: Path, progress: Report | None, parts: PartUploads | None, spread: Spread | None
     ) -> DatasetManifest:
         """Write the dataset; `prepare` explains the arguments and errors."""
+        self._refuse_folder_of_input(output)
         if not self.corpus.options.overwrite:
             refuse_others(*files_of(output))
         with unfinished(output, parts) as journal, ExitStack() as stack:
@@ -96,6 +98,16 @@ class Preparation(ABC):
             stack.callback(tally.close)
             self.check(tally)
             return publish(journal, self._manifest(tally), output, spread.out if spread else None)
+
+    def _refuse_folder_of_input(self, output: Path) -> None:
+        """Raise DataError if the output holds a file of the input, which would lie among tokens then."""
+        within = output.resolve()
+        for file in self.corpus.flat:
+            if "://" not in file.path and Path(file.path).resolve().is_relative_to(within):
+                raise DataError(
+                    f"{output} is the output and holds {file.name} of the input; name another folder, such as "
+                    f"{output.parent / f'{within.name}-tokens'}."
+                )
 
     def _encoded(self, attempt: Callable[[Encoder | None, str], CorpusTally]) -> CorpusTally:
         """The result of an attempt with the fastest encoder, or with `tokenizers` if that one gives other ids."""
