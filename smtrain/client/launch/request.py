@@ -10,7 +10,7 @@ from typing import Any
 
 from smtrain.client.launch.environment import environment
 from smtrain.client.planner.stages import machine_for, volume_for
-from smtrain.client.planner.this_machine import is_here
+from smtrain.client.planner.this_machine import is_here, is_own
 from smtrain.core.config import JobConfig, Stage
 from smtrain.core.facts.engines import takes_volume
 from smtrain.core.facts.images import image_uri, in_registry, training_image
@@ -44,6 +44,8 @@ def create_training_job(
     compute, job_stage = config.compute, stage_named(stage)
     image = image_of(config)
     instance_type = machine_for(config, stage, described)
+    if is_own(config) and job_stage.accelerated:  # the API takes names of AWS only
+        instance_type = type(compute).model_fields["instance_type"].default
     request: dict[str, Any] = {
         "TrainingJobName": job_name,
         "RoleArn": compute.role,
@@ -78,7 +80,7 @@ def create_training_job(
         # The profiler's default hooks break Neuron jobs.
         "ProfilerConfig": {"DisableProfiler": True},
     }
-    if is_here(config):
+    if is_here(config) or is_own(config):
         request["Environment"] = {HERE: "1"} | request["Environment"]
     if TARGETS[config.target].here and (hosts := local_hosts(config).write()):
         request["Tags"].append({"Key": TAG, "Value": hosts})

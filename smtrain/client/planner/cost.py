@@ -78,18 +78,19 @@ class Cost:
 def cost(
     work: Work, machine: Machine, steps: int, step_s: float, lost: Saving, *, option: str, keep_alive_s: float,
     stages: Sequence[StageEstimate], region: str | None, prices: Prices, attempt_s: float | None = None,
-    first_step_s: float = 0.0,
+    first_step_s: float = 0.0, start_s: float | None = None,
 ) -> Cost:  # fmt: skip
     """The cost of a run.
 
     `option` is the kind of price of the train stage's machines. `stages` has the other jobs, which are paid on demand.
     `attempt_s` is how long one attempt may train under a cluster's time limit, `first_step_s` how long all machines
-    wait in the very first step for its graphs.
+    wait in the very first step for its graphs. `start_s` is the start of an attempt; default: that of a rented machine.
     """
     a = prices.assumptions
     price = prices.find(machine.type, option, region)
     rows = {stage.name: prices.find(stage.type, "on_demand", region) for stage in stages}
-    train_s, start_s = steps * step_s * lost.stretch, a["startup_minutes"] * 60
+    train_s = steps * step_s * lost.stretch
+    start_s = a["startup_minutes"] * 60 if start_s is None else start_s
     attempts = 1 if attempt_s is None or train_s == inf else max(1, ceil(train_s / max(attempt_s - start_s, step_s, 1)))
     hours = (train_s + attempts * start_s + first_step_s) / HOUR
     used = tuple(dict.fromkeys(p for p in (price, *rows.values()) if p))

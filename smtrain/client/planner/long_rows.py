@@ -29,7 +29,7 @@ def positions_warning(config: JobConfig) -> tuple[str, str] | None:
     published = positions_of(config)
     exact = table("models")["models"].get(name.lower()) if path.startswith(_ASKED) else None
     namesake = positions_of_namesake(name)
-    least = published or (exact["positions"] if exact else min(namesake or _USUAL, _USUAL))
+    least = published or (exact.get("positions", _USUAL) if exact else min(namesake or _USUAL, _USUAL))
     if published is None and rope is not None:
         least = positions_after(least, rope.settings, length)
     if length <= least:

@@ -486,7 +486,7 @@ def named_config(name: str) -> dict[str, Any] | None:
 def positions_of_namesake(name: str) -> int | None:
     """The positions of the published model of that size; those of a tuned one may differ."""
     row = _row_of(name)
-    return None if row is None else row["positions"]
+    return None if row is None else row.get("positions")
 
 
 def _row_of(name: str) -> dict[str, Any] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from math import exp, inf
@@ -40,6 +40,7 @@ from smtrain.client.planner.what_if import Limits, Way, dollars, larger_batch
 from smtrain.client.planner.workload import about_model, described_of, model_name, shape_of, text_bytes, work_of
 from smtrain.client.prices import HOUR, Price, Prices, option_of, own_prices, price_given
 from smtrain.core.config import JobConfig
+from smtrain.core.config.compute import MachineEntry
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts.engines import EngineName, engine_fault, engine_of, sagemaker_lack
 from smtrain.core.public import public
@@ -47,6 +48,8 @@ from smtrain.core.targets import TARGETS, TargetName
 from smtrain.stages import stages_of
 
 RankBy = Literal["time", "cost"]
+_START_HERE_S = 30.0
+"""Assumed start of a job on a machine that is there: no machine to wait for and no image, only imports and loading."""
 _SHOWN = 5
 """Number of choices in a plan."""
 
@@ -97,7 +100,9 @@ def plan(
     """
     _check_limits(budget=budget, deadline_hours=deadline_hours, measured=measured)
     of_instances = bool(machines or best or budget is not None or deadline_hours is not None)
-    config, shape = subject(source, model, set_, sections, target, machines, for_machines=of_instances)
+    config, shape = subject(
+        source, model, set_, sections, target, machines, for_machines=of_instances, machine_file=machine_file
+    )
     if is_here(config) and not of_instances:
         return plan_here(config, measured)
     described = machines_known(config, machine_file)
@@ -110,7 +115,8 @@ def plan(
     where = some[0] if len(machines) == 1 and machines[0][0] in described else own
     corrected = correction(work, where, mesh, measured)
     limits = Limits(budget, deadline_hours)
-    market = _Market(config, tuple(some) or (own,), known, corrected, by_cost=rank_by == "cost" or limits.only_deadline)
+    by_cost = rank_by == "cost" or limits.only_deadline
+    market = _Market(config, tuple(some) or (own,), known, corrected, by_cost, described)
     ways = market.ways(work, own, all_=market.by_cost or bool(limits.given))
     choices = market.ranked(way for way in ways if limits.kept(way[1]))
     unpriced = market.unpriced([c for c, _ in ways]) if budget is not None else []
@@ -120,7 +126,7 @@ def plan(
             raise _no_choice(config, [c for c, _ in ways], unpriced, limits, beyond)
         own, mesh = choices[0][0].machine, choices[0][0].mesh
         work, _ = work_of(config, shape, _engine(config, own), neuron=own.neuron)
-    made = _plan(config, work, own, mesh, choices, known, corrected)
+    made = _plan(_as_own(config, own, described), work, own, mesh, choices, known, corrected)
     same = next((c for c, _ in choices if c.machine == own), None)
     beyond += larger_batch(config, same, market.legal)
     said = [*made.warnings]
@@ -131,6 +137,15 @@ def plan(
     if unpriced:
         said.append(f"no price is known for {' and '.join(unpriced)}, which the budget therefore leaves out")
     return replace(made, relaxed=tuple(beyond), warnings=tuple(said))
+
+
+def _as_own(config: JobConfig, machine: Machine, described: Mapping[str, MachineEntry]) -> JobConfig:
+    """The config as it runs on a machine of the user's own, if this is one: no start, image or bill of AWS."""
+    if machine.type not in described or not TARGETS[config.target].rented:
+        return config
+    entry = {machine.type: described[machine.type]}
+    compute = config.compute.model_copy(update={"instance_type": machine.type, "instance_count": machine.count})
+    return config.model_copy(update={"target": "local", "compute": compute, "machines": {**config.machines, **entry}})
 
 
 def _check_limits(**limits: float | None) -> None:
@@ -169,6 +184,7 @@ class _Market:
     prices: Prices
     corrected: Correction
     by_cost: bool
+    described: Mapping[str, MachineEntry]
 
     def legal(self, config: JobConfig) -> Iterator[Candidate]:
         """The meshes that pass a config's checks, fastest first, checked lazily: there may be thousands."""
@@ -206,7 +222,8 @@ class _Market:
     def _cost(self, work: Work, way: Candidate) -> Cost:
         """The cost of all steps, of which a batch ramp makes the first shorter."""
         mean = way.step_s * ramp_share(work, way.machine, way.mesh, self.config.train.batches())
-        return _cost(self.config, work, way.machine, self.config.train.steps, mean, self.prices)
+        config = _as_own(self.config, way.machine, self.described)
+        return _cost(config, work, way.machine, config.train.steps, mean, self.prices)
 
 
 def _step_s(way: Candidate) -> float:
@@ -339,7 +356,8 @@ def _plan(
         warnings += reference_pass.warnings(config, work, mesh, step.total)
     warnings += ramp_warnings(config)
     warnings += image_warnings(config) + about_model(config) + long_rows(config) + corrected.said(machine)
-    warnings += preparing_warnings(config, _preparing(config), text_bytes(config), prices.assumptions)
+    if not TARGETS[config.target].here:
+        warnings += preparing_warnings(config, _preparing(config), text_bytes(config), prices.assumptions)
     warnings += _calibration_warnings(config, work, machine, mesh, made, prices)
     warnings += _stage_warnings(stages, prices, config.compute.region) if spent and spent.total is not None else []
     warnings += _price_warnings(config, machine, used, known=hourly is not None)
@@ -382,6 +400,7 @@ def _plan(
             for c, b in choices[:_SHOWN]
         ),
         by_own_run=made.own,
+        billed=TARGETS[config.target].rented,
         gpu_options=options,
     )
 
@@ -437,7 +456,7 @@ def _stage_warnings(stages: StageEstimates, prices: Prices, region: str | None) 
 def _price_warnings(config: JobConfig, machine: Machine, used: Sequence[Price], *, known: bool) -> list[str]:
     """Name the prices that are guesses, and the one that is missing."""
     guesses = [f"price: {price}" for price in used if price.guess]
-    if known or TARGETS[config.target].own_machines:
+    if known or TARGETS[config.target].own_machines or config.own_machine is not None:
         return guesses
     if not TARGETS[config.target].sagemaker:
         what = f"no price is known for {machine.type} {TARGETS[config.target].place}"
@@ -466,7 +485,7 @@ def _cost(config: JobConfig, work: Work, machine: Machine, steps: int, step_s: f
     return cost(
         work, machine, steps, step_s, lost, option=option_of(config.compute), keep_alive_s=config.compute.keep_alive,
         stages=StageEstimates.of(config, machine, prices).known if steps else (), region=config.compute.region,
-        prices=prices, attempt_s=_attempt_s(config),
+        prices=prices, attempt_s=_attempt_s(config), start_s=_START_HERE_S if TARGETS[config.target].here else None,
         first_step_s=_first_step_s(config, machine, prices)
         + reference_pass.seconds(config, work, Mesh.of_config(config), step_s),
     )  # fmt: skip

@@ -11,6 +11,7 @@ from weakref import WeakValueDictionary
 from smtrain.client.config.checks.local_data import local_data_faults
 from smtrain.client.config.checks.weights import reference_faults, shape_faults
 from smtrain.client.config.load import Draft, Source, draft, faults_of
+from smtrain.client.planner.custom_machines import machines_known
 from smtrain.client.planner.fallback import fallback_faults
 from smtrain.client.planner.machines import named_config, named_shape
 from smtrain.client.planner.resolve_mesh import NO_MESH, with_engine, with_processes, with_sizes
@@ -223,11 +224,13 @@ def planned_for(source: Source | None, *, set_: Sequence[str] = (), for_machines
     """The target of a plan that names none: slurm, pai-dlc or local if the config says so, else aws.
 
     A local config that names an instance type is planned on AWS, as it is a trial of a run there; so is every plan
-    `for_machines`, whose instances were named.
+    `for_machines`, whose instances were named. A machine of the user's own is no trial of another.
     """
     config = _as_loaded(source, set_, sections) or draft(source, set_=set_, **sections).config
     if config is not None and not TARGETS[config.target].sagemaker:
         return config.target
+    if config is not None and config.own_machine is not None and not for_machines:
+        return "local"
     said = config is not None and "target" in config.model_fields_set
     return "local" if config is not None and said and not for_machines and is_here(config) else "aws"
 
@@ -241,12 +244,15 @@ def subject(
     machines: Sequence[tuple[str, int]] = (),
     *,
     for_machines: bool = False,
+    machine_file: str | Path | None = None,
 ) -> tuple[JobConfig, ModelShape]:
     """The config, with `model` (a known name, or a folder with a config.json) as `model.path`, and its shape.
 
     A config whose own machine is not named, or cannot train the model, takes one of `machines`. If no mesh fits, and
     the config names none, it becomes data parallel, so that the plan can say what is lacking.
     """
+    if own := _own_of(source, set_, sections, target, machines, machine_file):
+        target, sections = "local", own
     target = target or planned_for(source, set_=set_, for_machines=for_machines, **sections)
     named = named_shape(model) if model else None
     if model and named:
@@ -275,6 +281,26 @@ def subject(
     return config, shape_of(config)
 
 
+def _own_of(
+    source: Source | None, set_: Sequence[str], sections: dict[str, Any], target: str | None,
+    machines: Sequence[tuple[str, int]], file: str | Path | None,
+) -> dict[str, Any] | None:  # fmt: skip
+    """The sections of a plan for machines of the user's own, which are settled for the first of them; None for others.
+
+    A config whose instance type is named and trains the model keeps it.
+    """
+    drafted = draft(source, set_=set_, target=target, **sections)
+    if drafted.config is None or not machines or target or not TARGETS[drafted.config.target].sagemaker:
+        return None
+    known = machines_known(drafted.config, file)
+    if not all(kind in known for kind, _ in machines) or not _open_machine(drafted):
+        return None
+    kind, count = machines[0]
+    described = {name: entry.model_dump(exclude_unset=True) for name, entry in known.items()}
+    compute = {**(sections.get("compute") or {}), "instance_type": kind, "instance_count": count}
+    return {**sections, "compute": compute, "machines": described}
+
+
 def _one_of(machines: Sequence[tuple[str, int]]) -> dict[str, Any]:
     """The section compute of one of AWS's machines: the first that engine native, which trains all models, runs on."""
     of_aws = [(kind, count) for kind, count in machines if instance(kind)]
@@ -287,7 +313,8 @@ def _open_machine(drafted: Draft) -> bool:
     config = drafted.config
     if config is None:
         return False
-    return "instance_type" not in config.compute.model_fields_set or _engine_cannot_train(with_engine(config))
+    named = "instance_type" in config.compute.model_fields_set and config.own_machine is None
+    return not named or _engine_cannot_train(with_engine(config))
 
 
 def _of_named(config: JobConfig, left_out: set[str]) -> list[str]:

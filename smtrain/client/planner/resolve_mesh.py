@@ -57,8 +57,8 @@ def with_processes(config: JobConfig) -> JobConfig:
 def with_sizes(config: JobConfig, *, auto: bool) -> JobConfig:
     """Choose sequence length, mesh and batch by model and machines, unless given, and the steps from `train.tokens`.
 
-    The planner chooses the mesh on AWS, and everywhere with `auto`; if it does not know the model or the machines, and
-    on this machine, the mesh is data parallel. Raises `ConfigError` if nothing fits.
+    The planner chooses the mesh on AWS, for this machine if `machines` describes it, and everywhere with `auto`; if it
+    does not know the model or the machines, and on this machine, the mesh is data parallel. Raises `ConfigError` if nothing fits.
     """
     if config.train.tokens is not None and "steps" in config.train.model_fields_set:
         raise ConfigError(
@@ -82,7 +82,8 @@ def _sizes(config: JobConfig, *, auto: bool) -> JobConfig:
     if "seq_len" not in train and (longest := positions_of(config)):
         config = _with(config, train={"seq_len": min(config.train.seq_len, longest)})
     given = "parallel" in config.model_fields_set
-    if auto or (not given and TARGETS[config.target].rented):
+    own = TARGETS[config.target].here and config.own_machine is not None
+    if auto or (not given and (TARGETS[config.target].rented or own)):
         try:
             shape_of(config), Machine.of_config(config)
         except ConfigError:

@@ -79,6 +79,8 @@ class Plan:
     """Stages of the run whose time and cost are not planned, and the reasons."""
     active_parameters: int | None = None
     """Parameters that a token meets; None if it meets all, as without experts."""
+    billed: bool = True
+    """Planned for machines that AWS bills."""
     by_own_run: bool = False
     """Corrected by a run of the user's own on the same chip (`measured`)."""
     here: bool = False
@@ -139,7 +141,7 @@ def summary(plan: Plan) -> str:
     if plan.fits and plan.hours is not None:
         cut = f", in {plan.attempts} attempt{'s' * (plan.attempts > 1)} (cluster.time)" if plan.attempts else ""
         # only AWS bills by known prices
-        what = "of training" if plan.here else "for training" if plan.attempts else "billed for training"
+        what = "for training" if plan.attempts else "billed for training" if plan.billed else "of training"
         hours = [plan.hours * ratio * 3600 for ratio in _ratios(plan)]
         lines.append(
             f"time        {span(*map(spell, hours)) if is_wide(plan) else spell(plan.hours * 3600)} {what}{cut}"

@@ -39,7 +39,12 @@ class StageEstimates:
                 unknown[name] = "nothing is assumed about it"
                 continue
             if not TARGETS[config.target].rented and not stage.accelerated:
-                unknown[name] = "the planner knows the CPU machines of AWS only"
+                here = TARGETS[config.target].here
+                unknown[name] = (
+                    "only training is planned on machines of your own"
+                    if here
+                    else "the planner knows the CPU machines of AWS only"
+                )
                 continue
             kind = machine.type if stage.accelerated else machine_for(config, name, described)
             seconds, size = need.seconds, text_bytes(config) if need.reads_text else 0.0

@@ -41,6 +41,11 @@ def is_here(config: JobConfig) -> bool:
     return "instance_type" not in compute.model_fields_set or instance(compute.instance_type) is None
 
 
+def is_own(config: JobConfig) -> bool:
+    """Whether a run uses this machine, which the config describes under `machines`."""
+    return TARGETS[config.target].here and config.own_machine is not None
+
+
 def processes_here(config: JobConfig) -> int | None:
     """Default training processes per host of a run on this machine; None for other runs, and if the number is given.
 
@@ -148,7 +153,7 @@ def plan_here(config: JobConfig, measured: float | None = None, *, measure: bool
         hours=(before + config.train.samples / rate) / 3600 if rate else None, attempts=None, dollars=None,
         dollars_by_item={}, dollars_per_million_tokens=None, tokens_per_dollar=None, prices=(), save=None,
         save_interval_steps=None, checkpoint_gib=checkpoint_bytes(work) / GIB, choices=(),
-        disk_gib={"needed": needed / GIB, "free": room / GIB}, here=True,
+        disk_gib={"needed": needed / GIB, "free": room / GIB}, here=True, billed=False,
         unestimated=dict.fromkeys(
             (stage for stage in stages_of(config, config.target) if stage != "train"),
             "only training is measured on this machine",

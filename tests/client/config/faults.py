@@ -248,6 +248,7 @@ MACHINES = (
         {"compute.instance_type": "box"},
         "box is no instance type",
         ("take one, such as ml.p5.48xlarge", {"compute.instance_type": "ml.p5.48xlarge"}),
+        ("or describe box under machines", {"machines": {"box": BOX}}),
     ),
     case(
         "slurm",
@@ -343,12 +344,7 @@ MACHINES = (
         {"compute.instance_type": "box", "machines": {"box": BOX}},
         "AWS has no such type",
         ("name an instance type", {"compute.instance_type": "ml.p5.48xlarge"}),
-    ),
-    case(
-        "local",
-        {"compute.instance_type": "box", "machines": {"box": BOX}},
-        "this machine runs jobs of any",
-        ("name an instance type", {"compute.instance_type": "ml.p5.48xlarge"}),
+        ("or run on box itself with target: local", {"target": "local"}),
     ),
     case("slurm", {"cluster.time": 60}, "cluster.time: 60 s leaves no time", "420 s would do"),
     case("slurm", {"compute.max_run": 60}, "compute.max_run: 60 s leaves no time", "420 s would do"),

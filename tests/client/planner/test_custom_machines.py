@@ -127,7 +127,7 @@ def test_a_run_on_it_corrects_its_plan() -> None:
     assert plain.tokens_per_s is not None
     assert half.tokens_per_s is not None
     assert half.tokens_per_s < plain.tokens_per_s
-    with pytest.raises(ConfigError, match=r"measured: this config's own mesh cannot have run"):
+    with pytest.raises(ConfigError, match=r"tp x pp = 8 does not divide the number of processes"):
         smtrain.plan(raw(box=BOX) | {"parallel": {"tp": 8}}, machines=[("box", 1)], measured=1000.0)
 
 
@@ -143,3 +143,21 @@ def test_fp16_is_planned_as_bf16_is_and_not_on_cpus() -> None:
     assert (fp16.mesh, fp16.step_s) == (bf16.mesh, bf16.step_s)
     with pytest.raises(ConfigError, match="fp16 is for GPUs, and box has none; set bf16 or fp32"):
         planned("fp16", kind="cpu")
+
+
+@pytest.mark.parametrize("way", ["config", "option"])
+def test_a_plan_for_ones_own_machine_has_no_word_of_aws(way: str) -> None:
+    box = {key: value for key, value in BOX.items() if key != "dollars_per_hour"}
+    given = {**raw(box=box), "data": {"path": "s3://texts/t/"}, "model": {"path": "s3://models/qwen3-30b-a3b"}}
+    given["machines"]["box"] |= {"devices": 8, "memory_gib": 79.1}
+    if way == "config":
+        plan = smtrain.plan({**given, "target": "local", "compute": {"instance_type": "box"}})
+    else:
+        plan = smtrain.plan({**given, "target": "local"}, machines=[("box", 1)])
+    assert plan.machines == "1 x box"
+    assert plan.hours is not None
+    text = str(plan)
+    assert [
+        word for word in ("billed", "AWS", "ml.", "pull", "--prices", "nxd", "Trainium", "image") if word in text
+    ] == []
+    assert " of training" in text

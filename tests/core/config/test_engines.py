@@ -126,10 +126,10 @@ BOX = {"devices": 4, "memory_gib": 24, "tflops": 80, "host_memory_gib": 256}
         ({"box": BOX}, "slurm", None),
         ({}, "slurm", "box is no instance type; take one, such as ml.p5.48xlarge, or describe box under machines"),
         ({"box": BOX}, "aws", "box is a machine of yours, and AWS has no such type; name an instance type"),
-        ({"box": BOX}, "local", "box is a machine of yours, and this machine runs jobs of any instance type"),
+        ({"box": BOX}, "local", None),
     ],
 )
-def test_a_machine_of_ones_own_trains_on_a_slurm_cluster(
+def test_a_machine_of_ones_own_trains_on_a_slurm_cluster_and_here(
     raw: dict[str, Any], machines: dict[str, Any], target: str, told: str | None
 ) -> None:
     settings = {"target": target, "machines": machines, "compute": {"instance_type": "box"}}

@@ -254,15 +254,15 @@ def _own_machine_fault(config: JobConfig) -> str | None:
         return _unknown_type(name)
     if name.startswith("ml.") or (config.own_machine is None and instance(name)):
         return None
+    own = TARGETS[config.target].own_machines or TARGETS[config.target].here
     if config.own_machine is None:
-        described = f", or describe {name} under machines" if TARGETS[config.target].own_machines else ""
+        described = f", or describe {name} under machines" if own else ""
         return f"{name} is no instance type; take one, such as ml.p5.48xlarge{described}"
-    if TARGETS[config.target].own_machines:
+    if own:
         return None
-    where = "AWS has no such type" if TARGETS[config.target].rented else "this machine runs jobs of any instance type"
     return (
-        f"{name} is a machine of yours, and {where}; name an instance type, and plan with `smtrain plan CONFIG "
-        f"--machines {name}:1`"
+        f"{name} is a machine of yours, and AWS has no such type; name an instance type, or run on {name} itself with "
+        "target: local"
     )
 
 
