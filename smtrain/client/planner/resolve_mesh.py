@@ -58,7 +58,8 @@ def with_sizes(config: JobConfig, *, auto: bool) -> JobConfig:
     """Choose sequence length, mesh and batch by model and machines, unless given, and the steps from `train.tokens`.
 
     The planner chooses the mesh on AWS, for this machine if `machines` describes it, and everywhere with `auto`; if it
-    does not know the model or the machines, and on this machine, the mesh is data parallel. Raises `ConfigError` if nothing fits.
+    does not know the model or the machines, and on this machine, the mesh is data parallel. Raises `ConfigError` if
+    nothing fits.
     """
     if config.train.tokens is not None and "steps" in config.train.model_fields_set:
         raise ConfigError(

@@ -9,7 +9,7 @@ from smtrain.client.planner.machines import GIB
 from smtrain.client.planner.this_machine import memory_of, what_fits
 from smtrain.client.preflight.context import Context
 from smtrain.core.facts import instance
-from smtrain.core.machine import cores_here, gpu_here, memory_here
+from smtrain.core.machine import cores_here, gpu_here, gpus_here, memory_here
 
 CROWD = 4
 """Refuse more processes per core than this: they would slow each other down too much."""
@@ -25,7 +25,10 @@ def machine(context: Context) -> Iterator[Finding]:
         return
     config, cores, free = context.chain.given, cores_here(), memory_here()
     started = f"{config.compute.instance_count} x {config.processes_per_instance} = {config.world_size} processes"
-    need = memory_of(config)
+    own = config.own_machine
+    if own and own.kind == "gpu":
+        yield from _gpus_of(config.compute.instance_type, own.devices)
+    need = memory_of(config) if not own or own.kind == "cpu" else None  # a GPU's memory is the plan's matter
     offer = what_fits(config, cores, free)
     remedy = f"what fits: {offer}" if offer else "take a smaller model, a shorter train.seq_len or a smaller batch"
     if need is not None and free is not None and need > free:
@@ -39,6 +42,17 @@ def machine(context: Context) -> Iterator[Finding]:
         yield Finding("machine", "warning", f"training here starts {started} on {cores} cores, which slows it", remedy)
     else:
         yield Finding("machine", "ok", f"training here starts {started} on {cores} cores")
+
+
+def _gpus_of(name: str, devices: int) -> Iterator[Finding]:
+    """Whether this machine has the GPUs that its entry under `machines` says."""
+    seen, counted = gpus_here(), f"machines.{name} has {devices} GPU{'s' * (devices > 1)}"
+    if not seen:
+        text = f"{counted}, and this machine shows none: training would run on its CPU"
+        yield Finding("machine", "fault", text, f"set machines.{name}.kind: cpu, or see `smtrain doctor`")
+    elif seen != devices:
+        text = f"{counted}, and this machine shows {seen}"
+        yield Finding("machine", "warning", text, f"correct machines.{name}.devices, or see `smtrain doctor`")
 
 
 def _of_fp16(context: Context) -> Iterator[Finding]:

@@ -131,6 +131,21 @@ def test_an_image_that_is_not_here_is_refused_by_name(raw: dict[str, Any], local
     assert found[1].text == f"{docker.IMAGE} has every library of the stages: a job installs nothing when it starts"
 
 
+def test_the_gpus_of_an_own_machine_are_counted(raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    box = {"kind": "gpu", "devices": 2, "memory_gib": 24, "tflops": 80, "link_gbs": 12, "host_memory_gib": 64}
+    here = {**raw, "compute": {"instance_type": "box"}, "machines": {"box": box}, "parallel": {}}
+    told = {}
+    for there in (0, 1, 2):
+        monkeypatch.setattr(this_machine, "gpus_here", lambda there=there: there)
+        monkeypatch.setattr(this_machine, "memory_here", lambda: 1 << 20)  # the host's memory is not the GPUs'
+        findings = smtrain.check(here, stage="train", target="local").findings
+        told[there] = next((one.level, one.text) for one in findings if one.check == "machine")
+    none = "machines.box has 2 GPUs, and this machine shows none: training would run on its CPU"
+    assert told[0] == ("fault", none)
+    assert told[1] == ("warning", "machines.box has 2 GPUs, and this machine shows 1")
+    assert told[2][1].startswith("training here starts 1 x 2 = 2 processes")
+
+
 def test_one_lack_of_memory_is_one_fault_and_a_full_disk_has_its_remedy(
     raw: dict[str, Any], local_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
