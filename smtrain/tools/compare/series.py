@@ -53,9 +53,9 @@ class Series:
     rate_changes: tuple[tuple[float, str, str], ...] = ()
     """(first step, rate before, rate from there on) of every resume that changed the learning rate."""
     objective: str = ""
-    """`train.objective`, as the run or the numbers say; "" if neither does."""
+    """`train.objective` of the run, or by its numbers; "" if unknown."""
     beginnings: int = 1
-    """How often the log begins with its first step: more than once if it holds several runs."""
+    """Number of times that the log begins with its first step: more than 1 if it holds several runs."""
 
     def tokens_per_s(self) -> float | None:
         """The median over all steps; computed from step times if the log has no rates."""
