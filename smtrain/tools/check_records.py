@@ -173,13 +173,13 @@ def _object(context: Context, bucket: str, key: str, name: str, size: int) -> So
     @dataclass(frozen=True)
     class StoredFile(SourceFile):
         def open(self) -> Any:
-            return SteadyFile(lambda: _Ranges(context, bucket, key, size), self.path)
+            return SteadyFile(lambda: _StoredBytes(context, bucket, key, size), self.path)
 
     return StoredFile(f"s3://{bucket}/{key}", name, "", size)
 
 
 @dataclass(frozen=True)
-class _Ranges:
+class _StoredBytes:
     """An object of `bytes` bytes; each read is one request."""
 
     context: Context

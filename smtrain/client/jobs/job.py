@@ -18,6 +18,7 @@ from smtrain.core.errors import JobError
 from smtrain.core.facts.sagemaker import ENDED
 from smtrain.core.interrupts import poll
 from smtrain.core.protocol.log_lines import STEP_PATTERN, WARNING, Line, step_records, warning
+from smtrain.core.protocol.requests import stage_of
 from smtrain.core.public import public_class
 from smtrain.core.targets import TargetName
 
@@ -32,12 +33,22 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")  # CreateTrainingJob's TrainingJobName
 
 
+def _named(name: str, target: TargetName | None) -> tuple[str, JobPlace]:
+    """The job's name and backend; for the name of a run those of its running job, else its newest."""
+    job, place = place_of(name, target)
+    if stage_of(job) or not _NAME.fullmatch(job):
+        return job, place
+    from smtrain.client.jobs.listing import job_of  # which makes a Job of each row
+
+    return job_of(name, target).name, place
+
+
 @public_class
 class Job:
     """A training job of a target, by name, attached from any machine.
 
     Args:
-        name: Its name or ARN.
+        name: Its name or ARN. The name of a run is its running job, else its newest.
             target: `local`, `aws`, `slurm` or `pai-dlc`. Default: the one that has a job of that name, first here, then
                 on AWS.
 
@@ -55,10 +66,11 @@ class Job:
     """
 
     def __init__(self, name: str, target: TargetName | Backend | None = None) -> None:
-        """A name or an ARN. Without `target`, `client.backends.choose.backend_of_job` finds the backend."""
-        self.name, self.target = (
-            backend_of_job(name, target) if target is None or isinstance(target, str) else (name, target)
-        )
+        """A name or an ARN; with a backend as `target` it is the name of a job, and no request is made.
+
+        Without `target` the job is looked up as `client.backends.choose.backend_of_job` describes.
+        """
+        self.name, self.target = _named(name, target) if target is None or isinstance(target, str) else (name, target)
         if not _NAME.fullmatch(self.name):
             raise JobError(
                 f"{name!r} cannot be a job's name; `smtrain list` lists the existing ones", code="job.not_found"

@@ -33,7 +33,7 @@ def job_of(name: str, target: TargetName | None = None, stages: Sequence[str] = 
 
     Jobs of `stages` come first, in this order. Raises `JobError` if the name cannot be one.
     """
-    job = Job(name, target)
+    job = Job(*place_of(name, target))
     if stage_of(job.name):
         return job
     jobs = list_jobs(job.target, name_contains=job.name, limit=1000)

@@ -289,8 +289,10 @@ def _own_of(
 
     A config whose instance type is named and trains the model keeps it.
     """
+    if not machines or target:
+        return None
     drafted = draft(source, set_=set_, target=target, **sections)
-    if drafted.config is None or not machines or target or not TARGETS[drafted.config.target].sagemaker:
+    if drafted.config is None or not TARGETS[drafted.config.target].sagemaker:
         return None
     known = machines_known(drafted.config, file)
     if not all(kind in known for kind, _ in machines) or not _open_machine(drafted):

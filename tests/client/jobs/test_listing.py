@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import smtrain
 from smtrain.cli import download, logs, status, stop
 from smtrain.client.backends.choose import backend_of_job
 from smtrain.client.backends.slurm.registry import REGISTRY
@@ -33,6 +34,8 @@ def test_a_run_s_name_stands_for_its_newest_job(jobs: list[str]) -> None:
     assert job_of("named", "local").name == jobs[2]
     assert job_of("named", "local", ("export", "train")).name == jobs[1]
     assert job_of("named", "local", ("fetch",)).name == jobs[2], "no stage of these: the newest"
+    assert smtrain.Job("named", "local").name == smtrain.Job("named").name == jobs[2]
+    assert smtrain.Job("foreign", "local").name == "foreign"
 
 
 def test_a_job_s_own_name_is_that_job(jobs: list[str]) -> None:
