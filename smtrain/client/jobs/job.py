@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from smtrain.core.errors import JobError
 from smtrain.core.facts.sagemaker import ENDED
 from smtrain.core.interrupts import poll
 from smtrain.core.protocol.log_lines import STEP_PATTERN, WARNING, Line, step_records, warning
-from smtrain.core.protocol.requests import stage_of
+from smtrain.core.protocol.requests import is_of_run, stage_of
 from smtrain.core.public import public_class
 from smtrain.core.targets import TargetName
 
@@ -30,17 +30,35 @@ if TYPE_CHECKING:
     from smtrain.client.follow.money import Spent
 
 
+_MOST = 1000
+"""Jobs that are looked at."""
 _NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")  # CreateTrainingJob's TrainingJobName
+
+
+def row_of_run(place: JobPlace, name: str, stages: Sequence[str] = ()) -> dict[str, Any] | None:
+    """The row of ListTrainingJobs of a run's running job, else of its newest; None for the name of a job or of nothing.
+
+    Jobs of `stages` come first, in this order.
+    """
+    if stage_of(name):
+        return None
+    rows = [row for page in place.rows(name, _MOST) for row in page][:_MOST]
+    if any(row["TrainingJobName"] == name for row in rows):
+        return None
+    order = {stage: rank for rank, stage in enumerate(stages)}
+
+    def rank(row: dict[str, Any]) -> tuple[int, bool]:
+        stage = (stage_of(row["TrainingJobName"]) or ("", ""))[1]
+        return order.get(stage, len(order)), row["TrainingJobStatus"] in ENDED
+
+    return min((row for row in rows if is_of_run(row["TrainingJobName"], name)), key=rank, default=None)
 
 
 def _named(name: str, target: TargetName | None) -> tuple[str, JobPlace]:
     """The job's name and backend; for the name of a run those of its running job, else its newest."""
     job, place = place_of(name, target)
-    if stage_of(job) or not _NAME.fullmatch(job):
-        return job, place
-    from smtrain.client.jobs.listing import job_of  # which makes a Job of each row
-
-    return job_of(name, target).name, place
+    row = row_of_run(place, job) if _NAME.fullmatch(job) else None
+    return (row["TrainingJobName"] if row else job), place
 
 
 @public_class

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from smtrain.client.backends.base import Backend
 from smtrain.client.backends.choose import backend_of_job
-from smtrain.client.jobs.job import Job
+from smtrain.client.jobs.job import Job, row_of_run
 from smtrain.core.config.schema import Stage
 from smtrain.core.errors import JobError
-from smtrain.core.protocol.requests import is_of_run, stage_of
+from smtrain.core.protocol.requests import stage_of
 from smtrain.core.targets import TargetName
 
 _RUN = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
@@ -34,18 +34,8 @@ def job_of(name: str, target: TargetName | None = None, stages: Sequence[str] = 
     Jobs of `stages` come first, in this order. Raises `JobError` if the name cannot be one.
     """
     job = Job(*place_of(name, target))
-    if stage_of(job.name):
-        return job
-    jobs = list_jobs(job.target, name_contains=job.name, limit=1000)
-    if any(one.name == job.name for one in jobs):
-        return job
-    order = {stage: rank for rank, stage in enumerate(stages)}
-
-    def rank(one: Job) -> tuple[int, bool]:
-        stage = (stage_of(one.name) or ("", ""))[1]
-        return order.get(stage, len(order)), not one.known_running
-
-    return min((one for one in jobs if is_of_run(one.name, job.name)), key=rank, default=job)
+    row = row_of_run(job.target, job.name, stages)
+    return Job.from_summary(job.target, row) if row else job
 
 
 def train_jobs(name: str, target: TargetName | None = None) -> tuple[str, list[Job]]:
