@@ -41,6 +41,7 @@ from smtrain.client.planner.workload import about_model, described_of, model_nam
 from smtrain.client.prices import HOUR, Price, Prices, option_of, own_prices, price_given
 from smtrain.core.config import JobConfig
 from smtrain.core.config.compute import MachineEntry
+from smtrain.core.config.schema import is_of_aws
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts.engines import EngineName, engine_fault, engine_of, sagemaker_lack
 from smtrain.core.public import public
@@ -141,7 +142,7 @@ def plan(
 
 def _as_own(config: JobConfig, machine: Machine, described: Mapping[str, MachineEntry]) -> JobConfig:
     """The config as it runs on a machine of the user's own, if this is one: no start, image or bill of AWS."""
-    if machine.type not in described or not TARGETS[config.target].rented:
+    if machine.type not in described or is_of_aws(machine.type) or not TARGETS[config.target].rented:
         return config
     entry = {machine.type: described[machine.type]}
     compute = config.compute.model_copy(update={"instance_type": machine.type, "instance_count": machine.count})
@@ -456,7 +457,7 @@ def _stage_warnings(stages: StageEstimates, prices: Prices, region: str | None) 
 def _price_warnings(config: JobConfig, machine: Machine, used: Sequence[Price], *, known: bool) -> list[str]:
     """Name the prices that are guesses, and the one that is missing."""
     guesses = [f"price: {price}" for price in used if price.guess]
-    if known or TARGETS[config.target].own_machines or config.own_machine is not None:
+    if known or TARGETS[config.target].own_machines or config.has_own_machine:
         return guesses
     if not TARGETS[config.target].sagemaker:
         what = f"no price is known for {machine.type} {TARGETS[config.target].place}"

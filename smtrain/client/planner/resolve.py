@@ -19,6 +19,7 @@ from smtrain.client.planner.routable import torus_faults
 from smtrain.client.planner.this_machine import is_here
 from smtrain.client.planner.workload import described_of, shape_of
 from smtrain.core.config import JobConfig
+from smtrain.core.config.schema import is_of_aws
 from smtrain.core.config.secrets import hide
 from smtrain.core.config.training import RopeSection
 from smtrain.core.errors import ConfigError, JobError, reworded
@@ -229,7 +230,7 @@ def planned_for(source: Source | None, *, set_: Sequence[str] = (), for_machines
     config = _as_loaded(source, set_, sections) or draft(source, set_=set_, **sections).config
     if config is not None and not TARGETS[config.target].sagemaker:
         return config.target
-    if config is not None and config.own_machine is not None and not for_machines:
+    if config is not None and config.has_own_machine and not for_machines:
         return "local"
     said = config is not None and "target" in config.model_fields_set
     return "local" if config is not None and said and not for_machines and is_here(config) else "aws"
@@ -295,7 +296,7 @@ def _own_of(
     if drafted.config is None or not TARGETS[drafted.config.target].sagemaker:
         return None
     known = machines_known(drafted.config, file)
-    if not all(kind in known for kind, _ in machines) or not _open_machine(drafted):
+    if any(kind not in known or is_of_aws(kind) for kind, _ in machines) or not _open_machine(drafted):
         return None
     kind, count = machines[0]
     described = {name: entry.model_dump(exclude_unset=True) for name, entry in known.items()}
@@ -315,7 +316,7 @@ def _open_machine(drafted: Draft) -> bool:
     config = drafted.config
     if config is None:
         return False
-    named = "instance_type" in config.compute.model_fields_set and config.own_machine is None
+    named = "instance_type" in config.compute.model_fields_set and not config.has_own_machine
     return not named or _engine_cannot_train(with_engine(config))
 
 

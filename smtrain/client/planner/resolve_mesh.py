@@ -83,7 +83,7 @@ def _sizes(config: JobConfig, *, auto: bool) -> JobConfig:
     if "seq_len" not in train and (longest := positions_of(config)):
         config = _with(config, train={"seq_len": min(config.train.seq_len, longest)})
     given = "parallel" in config.model_fields_set
-    own = TARGETS[config.target].here and config.own_machine is not None
+    own = TARGETS[config.target].here and config.has_own_machine
     if auto or (not given and (TARGETS[config.target].rented or own)):
         try:
             shape_of(config), Machine.of_config(config)

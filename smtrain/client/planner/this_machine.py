@@ -43,7 +43,7 @@ def is_here(config: JobConfig) -> bool:
 
 def is_own(config: JobConfig) -> bool:
     """Whether a run uses this machine, which the config describes under `machines`."""
-    return TARGETS[config.target].here and config.own_machine is not None
+    return TARGETS[config.target].here and config.has_own_machine
 
 
 def processes_here(config: JobConfig) -> int | None:

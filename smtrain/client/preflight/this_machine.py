@@ -25,7 +25,7 @@ def machine(context: Context) -> Iterator[Finding]:
         return
     config, cores, free = context.chain.given, cores_here(), memory_here()
     started = f"{config.compute.instance_count} x {config.processes_per_instance} = {config.world_size} processes"
-    own = config.own_machine
+    own = config.own_machine if config.has_own_machine else None
     if own and own.kind == "gpu":
         yield from _gpus_of(config.compute.instance_type, own.devices)
     need = memory_of(config) if not own or own.kind == "cpu" else None  # a GPU's memory is the plan's matter

@@ -34,6 +34,11 @@ def _or_auto(schema: dict[str, Any]) -> None:
     schema["anyOf"] = [{"$ref": schema.pop("$ref")}, {"const": "auto"}]
 
 
+def is_of_aws(machine: str) -> bool:
+    """Whether the name of a machine is a type of AWS's, which `machines` may describe too."""
+    return machine.startswith("ml.")
+
+
 class JobConfig(Section):
     """A run from text to a trained model; each stage reads its part."""
 
@@ -102,6 +107,11 @@ class JobConfig(Section):
         """The section that describes the target; None if the target has none."""
         section = TARGETS[self.target].section
         return getattr(self, section) if section else None
+
+    @property
+    def has_own_machine(self) -> bool:
+        """Whether it trains on an entry of `machines` that is the user's, not a type of AWS's."""
+        return self.own_machine is not None and not is_of_aws(self.compute.instance_type)
 
     @property
     def own_command(self) -> str | None:
