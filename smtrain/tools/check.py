@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from smtrain.client.config.load import Source
+from smtrain.client.findings import Report
 from smtrain.client.iam.statements import OtherCommands
 from smtrain.client.launch.stages import Chain
 from smtrain.client.preflight.checks import before, report_on
 from smtrain.client.preflight.context import Check
-from smtrain.client.findings import Report
 from smtrain.core.config import Stage
 from smtrain.core.public import public
 from smtrain.core.targets import TargetName

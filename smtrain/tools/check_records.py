@@ -11,8 +11,8 @@ from itertools import product
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
-from smtrain.client.preflight.context import Context
 from smtrain.client.findings import Finding
+from smtrain.client.preflight.context import Context
 from smtrain.client.preflight.storage import sizes_by_name
 from smtrain.core.config import JobConfig
 from smtrain.core.errors import JobError, SmtrainError
@@ -85,8 +85,8 @@ def _first(context: Context, named: list[str], model: Path, kind: Kind) -> Itera
     from smtrain.worker.data.clean.holdout import HoldOut
     from smtrain.worker.data.prepare.first_records import check_whole, read_first
     from smtrain.worker.data.prepare.prepare import text_preparation
-    from smtrain.worker.data.prepare_options import PrepareOptions
     from smtrain.worker.data.prepare.sft import record_preparation
+    from smtrain.worker.data.prepare_options import PrepareOptions
 
     config = context.chain.given
     every = len(named) == len(config.data.all_sources)
@@ -167,8 +167,8 @@ def _objects(context: Context, uri: str) -> list[SourceFile]:
 
 def _object(context: Context, bucket: str, key: str, name: str, size: int) -> SourceFile:
     """An object of S3 as a file to read, which is read by ranges through the checks' client."""
-    from smtrain.worker.object_store import SteadyFile
     from smtrain.worker.data.read.sources import SourceFile
+    from smtrain.worker.object_store import SteadyFile
 
     @dataclass(frozen=True)
     class StoredFile(SourceFile):

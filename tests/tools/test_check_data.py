@@ -13,15 +13,15 @@ import pyarrow.parquet as pq
 import pytest
 
 import smtrain
-from smtrain.client.backends.choose import target_of
+from smtrain.client.backends.choose import backend_of
+from smtrain.client.findings import Finding
 from smtrain.client.launch.stages import Chain
 from smtrain.client.preflight.context import Context
-from smtrain.client.findings import Finding
 from smtrain.core.errors import ConfigError, DataError
 from smtrain.plane.client import ensure_running
 from smtrain.tools.check import MORE
-from smtrain.worker.data.prepare_options import PrepareOptions
 from smtrain.worker.data.prepare.sft import prepare_sft
+from smtrain.worker.data.prepare_options import PrepareOptions
 from tests.tools.test_check_conversations import TALK
 from tests.worker.data.chats import talk
 
@@ -115,7 +115,7 @@ def about(path: str, folder: Path, objective: str, target: str = "local", **data
     }  # fmt: skip
     try:
         config = smtrain.load_config(raw)
-        context = Context(Chain(config, target_of(config, "local")), ("prepare",))
+        context = Context(Chain(config, backend_of(config, "local")), ("prepare",))
     except ConfigError as error:
         return list(error.faults)
     found = [one for check in MORE.values() for one in check(context) if isinstance(one, Finding)]

@@ -35,7 +35,7 @@ _MOST = 1000
 _NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")  # CreateTrainingJob's TrainingJobName
 
 
-def row_of_run(place: JobPlace, name: str, stages: Sequence[str] = ()) -> dict[str, Any] | None:
+def row_of_run(place: Backend, name: str, stages: Sequence[str] = ()) -> dict[str, Any] | None:
     """The row of ListTrainingJobs of a run's running job, else of its newest; None for the name of a job or of nothing.
 
     Jobs of `stages` come first, in this order.
@@ -54,9 +54,9 @@ def row_of_run(place: JobPlace, name: str, stages: Sequence[str] = ()) -> dict[s
     return min((row for row in rows if is_of_run(row["TrainingJobName"], name)), key=rank, default=None)
 
 
-def _named(name: str, target: TargetName | None) -> tuple[str, JobPlace]:
+def _named(name: str, target: TargetName | None) -> tuple[str, Backend]:
     """The job's name and backend; for the name of a run those of its running job, else its newest."""
-    job, place = place_of(name, target)
+    job, place = backend_of_job(name, target)
     row = row_of_run(place, job) if _NAME.fullmatch(job) else None
     return (row["TrainingJobName"] if row else job), place
 

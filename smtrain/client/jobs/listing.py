@@ -33,7 +33,7 @@ def job_of(name: str, target: TargetName | None = None, stages: Sequence[str] = 
 
     Jobs of `stages` come first, in this order. Raises `JobError` if the name cannot be one.
     """
-    job = Job(*place_of(name, target))
+    job = Job(*backend_of_job(name, target))
     row = row_of_run(job.target, job.name, stages)
     return Job.from_summary(job.target, row) if row else job
 

@@ -47,5 +47,5 @@ def test_a_key_is_in_one_of_the_two_sections() -> None:
 
 
 def test_the_optimizer_has_the_keys_of_its_names() -> None:
-    keys = {"betas": (0.5, 0.6), "eps": 1e-5, "weight_decay": 0.3, "grad_clip": 2.0}
+    keys: dict[str, Any] = {"betas": (0.5, 0.6), "eps": 1e-5, "weight_decay": 0.3, "grad_clip": 2.0}
     assert OptimizerOptions.of(Train(**keys)) == OptimizerOptions(**keys)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from smtrain.worker.data.piece import Piece
 from smtrain.worker.data.prepare.dataset_writer import LocalTally
-from smtrain.worker.data.prepare.pieces import Piece
 from smtrain.worker.data.prepare.preparation import Preparation
 from smtrain.worker.data.read.blocks import Block
 from smtrain.worker.data.read.reading import BadLines, Documents

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.core.digests import digest
-from smtrain.worker.data import resumable
 from smtrain.core.errors import DataError
+from smtrain.worker.data import resumable
 from smtrain.worker.data.manifest import DatasetManifest, files_of, refuse_others
 from smtrain.worker.data.part_uploads import PartUploads, StoppedError
 from smtrain.worker.data.piece import Piece
@@ -27,8 +27,8 @@ from smtrain.worker.data.prepare_options import Corpus
 from smtrain.worker.data.read.blocks import Block
 from smtrain.worker.data.read.hub import HUB
 from smtrain.worker.data.read.shards import TextShard
-from smtrain.worker.data.resumable import Journal, publish, unfinished
 from smtrain.worker.data.read.sources import SourceFile
+from smtrain.worker.data.resumable import Journal, publish, unfinished
 from smtrain.worker.data.tokenize import encoder
 from smtrain.worker.data.tokenize.encoder import Encoder, MismatchError, TokenizersEncoder
 

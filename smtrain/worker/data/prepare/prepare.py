@@ -16,13 +16,11 @@ from smtrain.worker.data.manifest import DatasetManifest
 from smtrain.worker.data.part_uploads import PartUploads
 from smtrain.worker.data.piece import Piece
 from smtrain.worker.data.prepare.dataset_writer import CorpusTally
-from smtrain.worker.data.prepare.pieces import Piece, TokenizeSettings, pieces, span_blocks, tokenize
-from smtrain.worker.data.prepare.pieces import TokenizeSettings, pieces, span_blocks
+from smtrain.worker.data.prepare.pieces import TokenizeSettings, pieces, span_blocks, tokenize
 from smtrain.worker.data.prepare.preparation import Pieces, Preparation
-from smtrain.worker.data.prepare_options import PrepareOptions, resolve
 from smtrain.worker.data.prepare.progress import DataProgress
 from smtrain.worker.data.prepare.spread.driver import Spread
-from smtrain.worker.data.prepare_options import Corpus, PrepareOptions, resolve
+from smtrain.worker.data.prepare_options import PrepareOptions, resolve
 from smtrain.worker.data.read.blocks import Block
 from smtrain.worker.data.read.cut import cut_file
 from smtrain.worker.data.read.hub import commits_of
