@@ -15,6 +15,7 @@ import pytest
 
 import smtrain
 from smtrain.client.backends.choose import backend_of
+from smtrain.client.backends.slurm.backend import SlurmBackend
 from smtrain.client.backends.slurm.checks import run_checks
 from smtrain.client.backends.slurm.nodes import NodeAnswer, answers, node_findings
 from smtrain.client.findings import Report
@@ -118,6 +119,7 @@ def test_an_input_that_is_not_there_is_told(bench: Bench, raw: dict[str, Any], t
     target = backend_of(settings)
     chain = Chain(settings, target, look=False)
     shutil.rmtree(gone)
+    assert isinstance(target, SlurmBackend)
     findings = [finding for finding in run_checks(target, chain.config, ["prepare"]) if finding.check == "inputs"]
     assert [finding.text for finding in findings if finding.level == "fault"] == [f"{gone}/text is not on this machine"]
 
