@@ -65,14 +65,14 @@ def missing(lines: list[str]) -> list[str]:
     return lacking
 
 
-def lacking_for_data(ml: Path) -> dict[tuple[str, str], list[str]]:
-    """Unsatisfied requirements, by the option of the config's section `data` (`data.filters`) and smtrain's extra."""
+def lacking_for_options(ml: Path, stage: str) -> dict[tuple[str, str], list[str]]:
+    """Unsatisfied requirements, by the option of the config (`data.filters`) and smtrain's extra."""
     sys.path.insert(0, str(HERE.parent))
-    from smtrain.core.protocol.entrypoints import EXTRAS, WORDS, data_needs, requirements
+    from smtrain.core.protocol.entrypoints import EXTRAS, WORDS, package_needs, requirements
 
-    config = ml / "input/data/config/config.json"
-    data = json.loads(config.read_text("utf-8")).get("data") or {} if config.is_file() else {}
-    lacking = {need: missing(requirements(HERE / "requirements.txt", WORDS[need])) for need in data_needs(data)}
+    file = ml / "input/data/config/config.json"
+    needs = package_needs(json.loads(file.read_text("utf-8")) if file.is_file() else {}, [stage])
+    lacking = {need: missing(requirements(HERE / "requirements.txt", WORDS[need])) for need in needs}
     if several(ml) and list((ml / "input/data/code/wheels").glob("ray-*.whl")):
         lacking.pop("data.machines", None)  # it came with the code
     return {(need, EXTRAS[need]): lines for need, lines in lacking.items() if lines}
@@ -353,7 +353,7 @@ def main() -> None:
     ml = Path(os.environ.get("SMTRAIN_ML_ROOT", "/opt/ml"))
     if lacking := missing(wanted(HERE / "requirements.txt", stage)):
         refuse(stage, lacking, ml)
-    if stage == "prepare" and (needs := lacking_for_data(ml)):
+    if needs := lacking_for_options(ml, stage):
         refuse(stage, [line for lines in needs.values() for line in lines], ml, list(needs))
     verify_uploads(ml)
     if stage == "train":

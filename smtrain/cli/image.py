@@ -242,10 +242,10 @@ def _stages(job: JobConfig) -> list[Stage]:
 
 
 def _needs(job: JobConfig, stages: Sequence[Stage]) -> list[str]:
-    """Options in `data` that need more packages."""
-    from smtrain.core.protocol.entrypoints import data_needs
+    """Options that need more packages."""
+    from smtrain.core.protocol.entrypoints import package_needs
 
-    return data_needs(job.data.model_dump()) if "prepare" in stages else []
+    return package_needs(job.model_dump(), stages)
 
 
 def _seen(client: Any, image: Any, engine: str) -> tuple[Contents | None, str]:

@@ -22,6 +22,7 @@ MODULES = {
     "docker": ("docker",),
     "convert": ("numpy", "zlib_ng"),
     "lora": ("peft",),
+    "qlora": ("bitsandbytes",),
     "gguf": ("gguf",),
     "mlflow": ("mlflow", "sagemaker_mlflow"),
     "wandb": ("wandb",),

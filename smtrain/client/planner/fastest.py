@@ -116,7 +116,9 @@ class FastestMeshes:
 
     def _make(self, tp: int, pp: int, ep: int, cp: int) -> _Slots:
         work, machine, slots = self._work, self._machine, _Slots()
-        least = stage_numbers(work.shape, Mesh(tp, pp, 1, ep=ep), pp - 1) * (work.width + (0.0 if work.lora else 4.0))
+        least = stage_numbers(work.shape, Mesh(tp, pp, 1, ep=ep), pp - 1) * (
+            work.least_width + (0.0 if work.lora else 4.0)
+        )
         if least < machine.core_bytes:  # weights and gradients, which dp does not divide, must fit alone
             for m in MICRO_BATCHES:
                 for r in self._recompute:

@@ -15,7 +15,7 @@ from smtrain.core.config import JobConfig
 from smtrain.core.config.compute import MachineEntry
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts import instance, table
-from smtrain.core.facts.engines import no_gpu_for_fp16
+from smtrain.core.facts.engines import no_gpu_for_fp16, no_qlora
 from smtrain.core.facts.gpus import has_bf16, no_bf16, without_kernels
 from smtrain.core.facts.names import instance_meant
 from smtrain.core.facts.trainium2 import Group, pairs_of, torus_chip, torus_sentence, untiled
@@ -24,6 +24,7 @@ from smtrain.core.model.footprint import Precision, width
 from smtrain.core.model.layout import Layout
 from smtrain.core.model.lora import AdapterShape, Lora
 from smtrain.core.model.shape import LAYER, ModelShape
+from smtrain.core.model.quantized import cut_faults
 
 Recompute = Literal["none", "selective", "full"]
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
@@ -238,6 +239,11 @@ class Work:
     def width(self) -> int:
         """Bytes of a weight or an activation."""
         return width(self.precision)
+
+    @property
+    def least_width(self) -> float:
+        """The fewest bytes of a weight: half a byte of those that QLoRA quantises."""
+        return 0.5 if self.lora and self.lora.quantize else self.width
 
     def rows(self, mesh: Mesh) -> float:
         """Rows that a rank's experts get for each token, those of padding included; 0 without experts."""
@@ -460,6 +466,10 @@ def mesh_faults(work: Work, machine: Machine, mesh: Mesh) -> Iterator[str]:
             f"train.global_batch_size = {work.global_batch} is not a multiple of dp x micro-batch = "
             f"{mesh.dp} x {mesh.micro_batch}"
         )
+    if work.lora is not None and work.lora.quantize is not None:
+        yield from cut_faults(shape, mesh.tp) if not [*shape.mesh_faults(mesh.tp, 1)] else ()
+        if machine.neuron:
+            yield no_qlora(machine.type)
     if work.precision == "fp16" and (machine.neuron or not machine.accelerated):
         yield no_gpu_for_fp16(machine.type)
     if work.precision == "bf16" and not has_bf16(machine.type):

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
+from math import prod
 
 from smtrain.client.planner.machines import (
     GIB,
@@ -28,9 +30,11 @@ from smtrain.client.planner.machines import (
 )
 from smtrain.core.model.blocks import Role
 from smtrain.core.model.footprint import CHUNK_SCORES, FLASH_HEAD, QUERIES, SINK_QUERIES, loss_rows
+from smtrain.core.model.layout import Layout
 from smtrain.core.model.lora import A, AdapterShape, Lora
 from smtrain.core.model.shape import ModelShape
 from smtrain.core.model.sizes import DeltaSizes
+from smtrain.core.model.quantized import BLOCK, is_quantized, quantized_bytes
 
 Peak = tuple[float, float, float]
 """Bytes of activations, of logits and of temporary buffers at one moment of a micro-batch."""
@@ -128,14 +132,32 @@ def held_bytes(
     trained, own = numbers or (trained_numbers(work, mesh, stage), expert_share(work, mesh, stage))
     (padded, shard), width = divided(trained, own, mesh), work.width
     each = 4 if work.lora else width  # adapters are fp32, and their own masters
+    quantized = _quantized_numbers(work, mesh, stage)
     apart = mesh.shards > 1 and work.gathers_again  # engine nxd reduces into a copy, native in place
     return HeldMemory(
-        weights=padded * each + -(-held // mesh.shards) * mesh.shards * width,
+        weights=padded * each
+        + (-(-held // mesh.shards) * mesh.shards - quantized) * width
+        + quantized_bytes(quantized),
         gradients=4.0 * padded + (4.0 * shard if apart else 0),
         optimizer=(8.0 + (4.0 if each == 2 else 0)) * shard,
         step=_step_buffers(machine, each if apart else 0, shard),
         runtime=RUNTIME if machine.accelerated else 0.0,
     )
+
+
+def _quantized_numbers(work: Work, mesh: Mesh, stage: int) -> int:
+    """Weights of a rank of a pipeline stage that QLoRA keeps in 4 bits."""
+    if work.lora is None or work.lora.quantize is None:
+        return 0
+    kinds = stage_kinds(work.shape, mesh.pp, stage, mesh.layers)
+    return sum(count * sum(_quantized_sizes(kind, mesh.tp)) for kind, count in kinds.items())
+
+
+@cache
+def _quantized_sizes(kind: ModelShape, tp: int) -> tuple[int, ...]:
+    """Numbers of each linear of a layer on a tensor-parallel rank that QLoRA keeps in 4 bits."""
+    layout = Layout(replace(kind, layers=1, full=()), tp, 1)
+    return tuple(prod(layout.local_shape(spec.name, 0)) for spec in layout.shape.specs if is_quantized(spec))
 
 
 def micro_batches_in_flight(work: Work, mesh: Mesh, stage: int) -> int:
@@ -397,6 +419,9 @@ def _moments(work: Work, machine: Machine, mesh: Mesh, stage: int) -> list[Peak]
         if work.lora.of_experts and shape.experts is not None:
             widest = max(shape.hidden, 2 * shape.experts.width / mesh.tp)
             biggest = 4.0 * work.lora.rank * widest * shape.experts.count / mesh.ep
+    if work.lora and work.lora.quantize:  # one weight as it is multiplied, and its blocks' scales in fp32
+        most = max((size for kind in kinds for size in _quantized_sizes(kind.shape, mesh.tp)), default=0)
+        biggest += most * (w + 12 / BLOCK)
     gradients = biggest or w * shape.intermediate / mesh.tp * shape.hidden
     # Of a layer that is computed again in compiled code, the input of the last linear is gone by then: by the peaks of
     # two runs on an H200 (gpu_kernels.toml: h06, h07).

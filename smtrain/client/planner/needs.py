@@ -35,7 +35,7 @@ class CoreNeeds:
         if key not in self._numbers:
             self._numbers[key] = rank_numbers(work.shape, tp, ep) / pp * (1 - 1e-9)  # float rounding
         trained = 0.0 if work.lora else 4.0 + (8.0 + 4.0 * (work.width == 2)) / shards
-        return self._numbers[key] * (work.width + trained)
+        return self._numbers[key] * (work.least_width + trained)
 
     def held(self, tp: int, pp: int, shards: int, ep: int, layers: tuple[int, ...]) -> float:
         """Lower bound of the worst core for any micro-batch and recomputation."""

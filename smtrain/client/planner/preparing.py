@@ -11,7 +11,7 @@ from smtrain.core.config.data import Data
 from smtrain.core.config.units import spell
 from smtrain.core.extras import MODULES
 from smtrain.core.facts import table
-from smtrain.core.protocol.entrypoints import EXTRAS, data_needs
+from smtrain.core.protocol.entrypoints import EXTRAS, package_needs
 from smtrain.core.targets import TARGETS
 
 _DOCUMENT = 3000  # bytes
@@ -81,7 +81,7 @@ def preparing_warnings(
     if not data.prepared and (said := duplicates_warning(data, kind, assumptions or table("prices")["assumptions"])):
         out.append(said)
     if TARGETS[config.target].rented:
-        for need in data_needs(data.model_dump()):
+        for need in package_needs(config.model_dump()):
             if need == "data.machines" and data.machines > 1:
                 continue  # Ray's wheel travels with the code
             packages = ", ".join(MODULES[EXTRAS[need]])

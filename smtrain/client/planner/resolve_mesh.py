@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from smtrain.client.planner.machines import GIB, Machine, Mesh, Work
-from smtrain.client.planner.search import RANK, Candidate, refusals, search, with_adapters
+from smtrain.client.planner.search import RANK, Candidate, adapter_ways, refusals, search
 from smtrain.client.planner.this_machine import processes_here
 from smtrain.client.planner.workload import positions_of, shape_of, work_of
 from smtrain.core.config.schema import JobConfig
@@ -150,18 +150,19 @@ def accepted(config: JobConfig, machine: Machine, mesh: Mesh, engine: EngineName
 
 
 def fit_faults(config: JobConfig, work: Work, machine: Machine, mesh: Mesh) -> tuple[str, ...]:
-    """Reasons why a mesh cannot be used; also the mesh in which LoRA would fit, if it does not fit in this one."""
+    """Reasons why a mesh cannot be used; also the mesh in which adapters would fit, if it does not fit in this one."""
     faults = tuple(refusals(work, machine, mesh))
     memory = bool(faults) and faults[0].startswith("memory:") and "LoRA" not in faults[0]
-    if work.lora or not memory or not linears(work.shape):
+    if not memory or not linears(work.shape):
         return faults
     _, recompute = work_of(config, work.shape)
-    ways = search(with_adapters(work), [machine], recompute=recompute)
-    best = next((way for way in ways if accepted(config, machine, way.mesh)), None)
-    if best is None:
-        return faults
-    hint = f"; or train.adapter: LoRA of rank {RANK} fits in {best.core_bytes / GIB:.1f} GiB with {best.mesh}"
-    return (faults[0] + hint, *faults[1:])
+    for name, adapted in adapter_ways(work, machine):
+        ways = search(adapted, [machine], recompute=recompute)
+        best = next((way for way in ways if accepted(config, machine, way.mesh)), None)
+        if best is not None:
+            hint = f"; or train.adapter: {name} fits in {best.core_bytes / GIB:.1f} GiB with {best.mesh}"
+            return (faults[0] + hint, *faults[1:])
+    return faults
 
 
 def _words(mesh: Mesh) -> tuple[Any, ...]:

@@ -21,6 +21,7 @@ from smtrain.client.planner.machines import (
 from smtrain.client.planner.memory import CoreMemory, worst_core
 from smtrain.client.planner.throughput import Coefficients, StageTimes, step_time
 from smtrain.core.model.lora import Lora, linears
+from smtrain.core.model.quantized import cut_faults
 
 BUBBLE = 0.2  # warn if the pipeline waits for more than this share of a step
 SHORTEST = 8192  # tokens of a part of a row: shorter rows are not worth the messages
@@ -44,7 +45,9 @@ def tensor_degrees(work: Work, machine: Machine) -> list[int]:
     degrees, tp = [], 1
     while tp <= machine.cores:
         if machine.cores % tp == 0 and not work.shape.mesh_faults(tp, 1):
-            degrees.append(tp)
+            quantized = work.lora is not None and work.lora.quantize is not None
+            if not (quantized and [*cut_faults(work.shape, tp)]):
+                degrees.append(tp)
         tp *= 2
     return degrees
 
@@ -130,15 +133,21 @@ def refusals(work: Work, machine: Machine, mesh: Mesh) -> Iterator[str]:
         return
     stage, need = worst_core(work, machine, mesh)
     if need.total > machine.core_bytes:
-        adapted = worst_core(with_adapters(work), machine, mesh)[1].total
-        fits = work.lora is None and adapted <= machine.core_bytes
-        hint = f"; or train.adapter: LoRA of rank {RANK} needs {adapted / GIB:.1f} GiB" if fits else ""
+        hint = ""
+        for name, adapted in adapter_ways(work, machine):
+            bytes_ = worst_core(adapted, machine, mesh)[1].total
+            if not hint and bytes_ <= machine.core_bytes and not [*mesh_faults(adapted, machine, mesh)]:
+                hint = f"; or train.adapter: {name} needs {bytes_ / GIB:.1f} GiB"
         yield shortfall(stage, need, machine) + hint
 
 
-def with_adapters(work: Work) -> Work:
-    """The same with LoRA on all linears, at the config's defaults."""
-    return replace(work, lora=Lora(RANK, 2.0 * RANK, targets=linears(work.shape)))
+def adapter_ways(work: Work, machine: Machine) -> Iterator[tuple[str, Work]]:
+    """Ways to train with less memory, by name: LoRA on all linears at the config's defaults, then QLoRA."""
+    if work.lora is None:
+        yield f"LoRA of rank {RANK}", replace(work, lora=Lora(RANK, 2.0 * RANK, targets=linears(work.shape)))
+    if not machine.neuron and not work.gathers_again and (work.lora is None or work.lora.quantize is None):
+        lora = work.lora or Lora(RANK, 2.0 * RANK, targets=linears(work.shape))
+        yield "QLoRA (quantize: nf4)", replace(work, lora=replace(lora, quantize="nf4"))
 
 
 def shortfall(stage: int, need: CoreMemory, machine: Machine) -> str:

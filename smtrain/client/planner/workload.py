@@ -46,7 +46,9 @@ def work_of(
     train = config.train
     asked, lora = train.adapter, None
     if asked is not None:
-        lora = Lora(asked.rank, asked.alpha, asked.dropout, targets_of(shape, asked.targets), asked.rslora)
+        lora = Lora(
+            asked.rank, asked.alpha, asked.dropout, targets_of(shape, asked.targets), asked.rslora, asked.quantize
+        )
     work = Work(
         shape, train.seq_len, train.global_batch_size, train.precision, gathers_again=again, lora=lora,
         apart=config.apart, capacity=config.parallel.expert_capacity if shape.experts else None,

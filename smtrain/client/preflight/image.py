@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from smtrain.client.findings import Finding
 from smtrain.client.launch import wheels
 from smtrain.client.preflight.context import Absent, Context, Unread
-from smtrain.core.config import JobConfig, Stage
+from smtrain.core.config import Stage
 from smtrain.core.errors import LocalError
 from smtrain.core.facts import image_fit, table
 from smtrain.core.facts.engines import is_gpu, is_neuron
@@ -26,7 +26,7 @@ from smtrain.core.facts.images import (
 )
 from smtrain.core.facts.sagemaker import LOG_GROUP
 from smtrain.core.protocol import log_lines
-from smtrain.core.protocol.entrypoints import WORDS, data_needs, entrypoints_folder, packages
+from smtrain.core.protocol.entrypoints import WORDS, entrypoints_folder, package_needs, packages, stage_of
 from smtrain.stages import STAGES
 
 if TYPE_CHECKING:
@@ -45,8 +45,9 @@ def image(context: Context) -> Iterator[Finding]:
         yield from _there(context, uri)
         yield _contents(uri)
     yield from last_time(context)
-    if prepare := context.requests.get("prepare"):
-        yield from _for_data(context.chain.given, prepare["AlgorithmSpecification"].get("TrainingImage", ""))
+    for need in package_needs(context.chain.given.model_dump(), context.requests.keys()):
+        request = context.requests[stage_of(need)]
+        yield from _for_need(need, request["AlgorithmSpecification"].get("TrainingImage", ""))
 
 
 def _here(context: Context) -> Iterator[Finding]:
@@ -81,8 +82,7 @@ def _inside(context: Context, request: dict[str, Any], name: str) -> Iterator[Fi
         yield Finding("image", "fault", str(error))
         return
     if contents:
-        data = context.chain.given.data.model_dump()
-        needs = data_needs(data) if "prepare" in context.stages else []
+        needs = package_needs(context.chain.given.model_dump(), context.stages)
         yield from libraries(contents, context.stages, needs, "image", name)
         if travelling(contents, context.stages):
             yield from last_time(context)
@@ -140,25 +140,24 @@ def _contents(uri: str) -> Finding:
     return Finding("image", "ok", f"the image lacks {names}, which travel with the code as wheels; they {source}")
 
 
-def _for_data(config: JobConfig, uri: str) -> Iterator[Finding]:
-    for need in data_needs(config.data.model_dump()):
-        names = ", ".join(packages(entrypoints_folder() / "requirements.txt", need))
-        python, unbuilt = python_of(uri) or "", table("images")["contents"]["no_wheel"]
-        if need in unbuilt.get(python, ()):
-            yield Finding(
-                "image", "fault", f"{need} needs {names}, which has no wheel for Python {python[0]}.{python[1:]}",
-                "make tokens of it on another Python with `smtrain data prepare`, and name them in data.prepared",
-            )  # fmt: skip
-        elif of_aws(uri) and need in table("images")["contents"]["without"]:
-            yield Finding(
-                "image", "fault", f"{need} needs {names}, and no image of AWS has it",
-                "`smtrain image build CONFIG --push URI` makes one that has; name that in compute.image",
-            )  # fmt: skip
-        else:
-            yield Finding(
-                "image", "warning", f"{need} needs {names}; whether the image has it cannot be determined from here",
-                f"`smtrain image verify {uri} --for CONFIG` looks into it, `smtrain image build CONFIG` adds it",
-            )  # fmt: skip
+def _for_need(need: str, uri: str) -> Iterator[Finding]:
+    names = ", ".join(packages(entrypoints_folder() / "requirements.txt", need))
+    python, unbuilt = python_of(uri) or "", table("images")["contents"]["no_wheel"]
+    if need in unbuilt.get(python, ()):
+        yield Finding(
+            "image", "fault", f"{need} needs {names}, which has no wheel for Python {python[0]}.{python[1:]}",
+            "make tokens of it on another Python with `smtrain data prepare`, and name them in data.prepared",
+        )  # fmt: skip
+    elif of_aws(uri) and need in table("images")["contents"]["without"]:
+        yield Finding(
+            "image", "fault", f"{need} needs {names}, and no image of AWS has it",
+            "`smtrain image build CONFIG --push URI` makes one that has; name that in compute.image",
+        )  # fmt: skip
+    else:
+        yield Finding(
+            "image", "warning", f"{need} needs {names}; whether the image has it cannot be determined from here",
+            f"`smtrain image verify {uri} --for CONFIG` looks into it, `smtrain image build CONFIG` adds it",
+        )  # fmt: skip
 
 
 def _otherwise(context: Context) -> str:

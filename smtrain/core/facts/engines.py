@@ -110,6 +110,14 @@ def precision_fault(precision: str, engine: str, instance_type: str) -> str | No
     return None
 
 
+def no_qlora(instance_type: str) -> str:
+    """Explain that no quantised base is trained on Neuron cores."""
+    return (
+        f"train.adapter.quantize: bitsandbytes has no kernels for the Neuron cores of {instance_type}; leave it out, "
+        "or take a GPU"
+    )
+
+
 def no_gpu_for_fp16(machine: str) -> str:
     """The fault of fp16 on a machine without GPUs."""
     return f"train.precision: fp16 is for GPUs, and {machine} has none; set bf16 or fp32"

@@ -8,7 +8,7 @@ last stages.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import accumulate, pairwise
@@ -203,13 +203,13 @@ class Layout:
         own = (spec.shape[0] // self.ep, *spec.shape[1:]) if spec.stacked else spec.shape
         return tuple(shard.size if i == shard.dim else n for i, n in enumerate(own))
 
-    def flat_table(self, pp_rank: int, ep_rank: int | None = None) -> FlatTable:
+    def flat_table(self, pp_rank: int, ep_rank: int | None = None, without: Collection[str] = frozenset()) -> FlatTable:
         """The flat buffer of a rank of a stage: matrices first, as only they have weight decay.
 
         With `ep` above 1 there are two: that of everything but experts, the same for all expert-parallel ranks, and
-        with `ep_rank` that of this rank's experts.
+        with `ep_rank` that of this rank's experts. It leaves out the parameters `without`.
         """
-        specs = (self.spec(name) for name in self.names(pp_rank))
+        specs = (self.spec(name) for name in self.names(pp_rank) if name not in without)
         if self.ep > 1:
             specs = (
                 s

@@ -39,6 +39,8 @@ class Lora:
     targets: tuple[str, ...] = ()
     """Names of the adapted linears of a decoder layer, in the model's order; then of experts, as `expert_targets`."""
     rslora: bool = False
+    quantize: Literal["nf4"] | None = None
+    """The format of the frozen linears (core/model/quantized.py); None: the training's precision."""
 
     @property
     def scale(self) -> float:
@@ -224,6 +226,7 @@ def described(lora: Lora) -> dict[str, Any]:
     return {
         "type": "lora", "rank": lora.rank, "alpha": lora.alpha, "dropout": lora.dropout,
         "targets": list(lora.targets), "rslora": lora.rslora,
+        **({"quantize": lora.quantize} if lora.quantize else {}),
     }  # fmt: skip
 
 
@@ -232,7 +235,10 @@ def from_described(settings: dict[str, Any]) -> Lora:
     if settings["type"] != "lora" or not all(isinstance(name, str) for name in settings["targets"]):
         raise ValueError(settings["type"])
     rank, alpha, dropout = int(settings["rank"]), float(settings["alpha"]), float(settings["dropout"])
-    return Lora(rank, alpha, dropout, tuple(settings["targets"]), bool(settings["rslora"]))
+    quantize = settings.get("quantize")
+    if quantize not in (None, "nf4"):
+        raise ValueError(quantize)
+    return Lora(rank, alpha, dropout, tuple(settings["targets"]), bool(settings["rslora"]), quantize)
 
 
 def is_described(settings: Any) -> bool:
@@ -258,7 +264,9 @@ def another_adapter(there: Lora | None, here: Lora | None) -> str | None:
         )
     was, now = described(there), described(here)
     changed = [
-        f"{key} {was[key]} there and {now[key]} here" for key in was if key != "dropout" and was[key] != now[key]
+        f"{key} {was.get(key)} there and {now.get(key)} here"
+        for key in {**was, **now}
+        if key != "dropout" and was.get(key) != now.get(key)
     ]
     return (
         f"holds another adapter than train.adapter asks for ({', '.join(changed)}): set it as it was, or give the "

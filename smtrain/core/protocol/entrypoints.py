@@ -7,7 +7,7 @@ only, as the launcher reads it before anything is installed.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +33,30 @@ EXTRAS = {
     "data.format: mediawiki": "wiki",
     "data.path: hf://": "hub",
     "data.machines": "ray",
+    "train.adapter.quantize": "qlora",
 }
-"""Each option in `data`, and the extra of smtrain with its packages."""
-WORDS = {need: f"prepare+{extra}" for need, extra in EXTRAS.items()}
+"""Each option that needs more packages, and the extra of smtrain with them."""
+_STAGES = {"data": "prepare", "train": "train"}
+"""The stage that uses the options of a section."""
+WORDS = {need: f"{_STAGES[need.partition('.')[0]]}+{extra}" for need, extra in EXTRAS.items()}
 """The word for each in requirements.txt."""
 _DUMP = re.compile(r"\.xml(\.\w+)?$", re.IGNORECASE)
 
 
-def data_needs(data: Mapping[str, Any]) -> list[str]:
-    """The options in a section `data` that need more packages; MediaWiki dumps are recognised by their path."""
+def package_needs(config: Mapping[str, Any], stages: Collection[str] = ("prepare", "train")) -> list[str]:
+    """The options of a config that need more packages in one of these stages."""
+    adapter = (config.get("train") or {}).get("adapter") or {}
+    found = [*_data_needs(config.get("data") or {}), *(["train.adapter.quantize"] if adapter.get("quantize") else [])]
+    return [need for need in found if stage_of(need) in stages]
+
+
+def stage_of(need: str) -> str:
+    """The stage that uses an option of EXTRAS."""
+    return WORDS[need].partition("+")[0]
+
+
+def _data_needs(data: Mapping[str, Any]) -> list[str]:
+    """The options of a section `data`; MediaWiki dumps are recognised by their path."""
     if data.get("prepared"):
         return []
     named = [data.get("path"), *(source.get("path") for source in data.get("sources") or ())]
@@ -58,7 +73,7 @@ def data_needs(data: Mapping[str, Any]) -> list[str]:
         "data.path: hf://": any(path.startswith("hf://") for path in [*paths, tests]),
         "data.machines": (data.get("machines") or 1) > 1 or data.get("ray_address"),
     }
-    return [need for need in EXTRAS if uses[need]]
+    return [need for need, used in uses.items() if used]
 
 
 def requirements(file: Path, word: str) -> list[str]:

@@ -100,7 +100,7 @@ def lora_of(config: JobConfig, described: dict[str, Any]) -> Lora | None:
     if adapter is None:
         return None
     targets = targets_of(ModelShape.from_config(described), adapter.targets)
-    return Lora(adapter.rank, adapter.alpha, adapter.dropout, targets, adapter.rslora)
+    return Lora(adapter.rank, adapter.alpha, adapter.dropout, targets, adapter.rslora, adapter.quantize)
 
 
 def build(config: JobConfig, described: dict[str, Any], weights: WeightSource | RandomWeights | None) -> Engine:

@@ -475,6 +475,20 @@ TRAIN = (
         "gradients are silently wrong",
         "set it to true",
     ),
+    case("nxd", {"train.adapter": {"quantize": "nf4"}}, "engine nxd keeps no base in 4 bits", "leave it out"),
+    case(
+        "trn2",
+        {"train.adapter": {"quantize": "nf4"}},
+        "bitsandbytes has no kernels for the Neuron cores",
+        ("leave it out", {"train.adapter": {}}),
+        ("take a GPU", {"compute.instance_type": "ml.p5.48xlarge", "compute.image": OUT}),
+    ),
+    case(
+        "local",
+        {"train.adapter": {"quantize": "nf4"}},
+        "parallel.tp = 2 would cut a block of 64 weights of",
+        ("take a smaller parallel.tp", {"parallel.tp": 1, "compute.instance_count": 1}),
+    ),
     case("nxd", {"train.adapter": {"dropout": 0.1}}, "train.adapter.dropout: engine nxd", "set it to 0"),
     case(
         "nxd", {"train.precision": "bf16", "parallel.zero1": False}, "keeps the fp32 master weights", "set it to true"

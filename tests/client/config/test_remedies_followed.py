@@ -74,7 +74,7 @@ SPOKEN = (
     "client/planner/fallback.py",
 )  # fmt: skip
 NOT_REACHED = {
-    "; or train.adapter: LoRA of rank {} fits in {} GiB with {}": "of a plan, not of a config",
+    "; or train.adapter: {} fits in {} GiB with {}": "of a plan, not of a config",
     "the kernel takes no mask": "a warning of a plan, which says why attention is slow",
     "the kernel takes heads of at most {}, and this model's have {}": "the same",
     "the kernel takes lengths of a multiple of {}{}, and train.seq_len is {}": "the same",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from smtrain.core.protocol.entrypoints import EXTRAS, WORDS, data_needs, entrypoints_folder, packages, requirements
+from smtrain.core.protocol.entrypoints import EXTRAS, WORDS, entrypoints_folder, package_needs, packages, requirements
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,15 @@ from smtrain.core.protocol.entrypoints import EXTRAS, WORDS, data_needs, entrypo
     ],
 )
 def test_the_config_tells_what_is_needed(data: dict[str, Any], needs: list[str]) -> None:
-    assert data_needs(data) == needs
+    assert package_needs({"data": data}) == needs
+
+
+def test_a_quantised_base_needs_packages_in_the_train_stage() -> None:
+    config = {"data": {"path": "a/", "filters": ["c4"]}, "train": {"adapter": {"quantize": "nf4"}}}
+    assert package_needs(config) == ["data.filters", "train.adapter.quantize"]
+    assert package_needs(config, ["train"]) == ["train.adapter.quantize"]
+    for adapter in (None, {}, {"quantize": None}):
+        assert package_needs({"train": {"adapter": adapter}}) == []
 
 
 def test_requirements_are_for_a_stage_or_for_a_need(tmp_path: Path) -> None:

@@ -89,7 +89,10 @@ def peft_model(config: dict[str, Any], adapter: Lora) -> Any:
 
     shape = AdapterShape.of(ModelShape.from_config(config), adapter)
     described = {k: v for k, v in peft_config(adapter, None, shape).items() if k in _SHARED}
-    model = get_peft_model(cases.transformers_model(config), LoraConfig(**described))
+    base = cases.transformers_model(config)
+    if adapter.quantize:
+        quantize_by_bitsandbytes(base)
+    model = get_peft_model(base, LoraConfig(**described))
     start = as_peft(config, adapter, RandomFactors(shape, SEED).read)
     ones = as_peft(config, adapter, lambda name: torch.ones({s.name: s.shape for s in shape.specs}[name]))
     for name, parameter in model.named_parameters():
@@ -100,6 +103,27 @@ def peft_model(config: dict[str, Any], adapter: Lora) -> Any:
             mask = ones[plain_name(name)]
             parameter.register_hook(mask.mul)
     return model
+
+
+def quantize_by_bitsandbytes(model: Any) -> None:
+    """What transformers does with BitsAndBytesConfig(load_in_4bit, nf4, bnb_4bit_use_double_quant), on the CPU."""
+    import bitsandbytes
+
+    nn: Any = bitsandbytes.nn
+    head = model.get_output_embeddings()
+    for name, module in list(model.named_modules()):
+        if type(module) is torch.nn.Linear and module is not head:
+            made = nn.Linear4bit(
+                module.in_features, module.out_features, module.bias is not None, compute_dtype=module.weight.dtype,
+                compress_statistics=True, quant_type="nf4", device="meta",
+            )  # fmt: skip
+            made.weight = nn.Params4bit(
+                module.weight.data, requires_grad=False, compress_statistics=True, quant_type="nf4"
+            ).to("cpu")
+            made.bias = module.bias
+            parent, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(parent), leaf, made)
+    model.is_loaded_in_4bit = True
 
 
 _SHARED = ("r", "lora_alpha", "target_modules", "target_parameters", "use_rslora", "task_type")

@@ -19,7 +19,7 @@ from smtrain.core.config import JobConfig
 from smtrain.core.extras import MODULES
 from smtrain.core.facts import instance, table
 from smtrain.core.facts.engines import is_gpu, is_neuron
-from smtrain.core.protocol.entrypoints import EXTRAS, data_needs
+from smtrain.core.protocol.entrypoints import EXTRAS, package_needs
 
 START_S = 20
 """Time for the nodes to start; nodes that the cloud has to create need minutes."""
@@ -95,7 +95,7 @@ def ask_nodes(config: JobConfig, backend: SlurmBackend, inputs: Sequence[str] = 
     except HeadError as error:
         yield Finding("nodes", "warning", f"nodes were not checked, as the shared folder may not be written ({error})")
         return
-    extra = [module for need in data_needs(config.data.model_dump()) for module in MODULES[EXTRAS[need]]]
+    extra = [module for need in package_needs(config.model_dump()) for module in MODULES[EXTRAS[need]]]
     known = {"shared": shared, "token": token, "inputs": " ".join(inputs), "venv": section.venv or ""}
     script = "\n".join(
         [*(f"{name}={shlex.quote(value)}" for name, value in known.items()), *environment_lines(section), _PROBE]
@@ -139,7 +139,7 @@ def node_findings(config: JobConfig, nodes: Sequence[NodeAnswer], count: int) ->
         (f"have fewer than {gpus} GPUs, one for each training process", [n.name for n in nodes if n.gpus < gpus],
          "correct compute.instance_type or compute.processes_per_instance, or ask for nodes that have them"),
     ]  # fmt: skip
-    extras = ",".join(["train", *(EXTRAS[need] for need in data_needs(config.data.model_dump()))])
+    extras = ",".join(["train", *(EXTRAS[need] for need in package_needs(config.model_dump()))])
     others = [n for n in nodes if n.lacks and n.lacks not in ("python3", "venv")]
     lacking = sorted({name for n in others for name in n.lacks.split(",")})
     faults.append(

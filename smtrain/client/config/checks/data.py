@@ -19,7 +19,7 @@ from smtrain.core.extras import MODULES, missing, present
 from smtrain.core.files import read_value
 from smtrain.core.model.hf_folder import tokenizer_in
 from smtrain.core.near import near_path
-from smtrain.core.protocol.entrypoints import EXTRAS, data_needs
+from smtrain.core.protocol.entrypoints import EXTRAS, package_needs
 from smtrain.core.protocol.uris import A_URI, object_store, readable_schemes, respelled
 from smtrain.core.targets import TARGETS, TargetName
 from smtrain.core.yaml_text import YamlError, parse
@@ -142,7 +142,7 @@ def data_faults(config: JobConfig) -> Iterator[Fault]:
     yield from text_faults(config)
     yield from broken((TEMPLATE,), config)
     if TARGETS[config.target].here and config.local.run_in == "sandbox":  # the job runs with this machine's packages
-        for need in data_needs(config.data.model_dump()):
+        for need in package_needs(config.model_dump()):
             lacking = next((name for name in MODULES[EXTRAS[need]] if not present(name)), None)
             if lacking:
                 yield {need.partition(":")[0]}, Sentence(f"{need}: {missing(lacking)}", "package.missing")

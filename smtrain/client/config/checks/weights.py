@@ -23,6 +23,7 @@ from smtrain.core.model.hf_config import normalise, positions_named
 from smtrain.core.model.hf_folder import checkpoint_in, tokenizer_in, weights_in
 from smtrain.core.model.lora import AdapterShape, Lora, stage_faults, targets_of
 from smtrain.core.model.other_forms import megatron_lack
+from smtrain.core.model.quantized import cut_faults
 from smtrain.core.model.remedies import (
     archive_fault,
     broken_link,
@@ -321,6 +322,10 @@ def shape_faults(config: JobConfig, described: dict[str, object]) -> Iterator[Fa
     stages = list(_stage_faults(config, shape.layers))
     yield from stages
     yield from _expert_faults(config, shape)
+    quantizes = config.train.adapter is not None and config.train.adapter.quantize is not None
+    if quantizes and config.train.engine == "native" and not mesh_faults:
+        for fault in cut_faults(shape, config.parallel.tp):
+            yield {"model.path", "train.adapter.quantize", "parallel.tp"}, fault
     if config.train.adapter and (targets := config.train.adapter.targets):
         try:
             adapters = AdapterShape.of(shape, Lora(1, 1.0, targets=targets_of(shape, targets)))

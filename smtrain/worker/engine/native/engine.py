@@ -209,6 +209,7 @@ class NativeEngine:
         except CheckpointError as error:
             fault = str(error)
         self.mesh.agree(fault, "the weights cannot be loaded")
+        self.stage.settle_quantized()
 
     @torch.no_grad()
     def next_token(self, input_ids: torch.Tensor) -> int:

@@ -17,6 +17,7 @@ from torch import nn
 
 from smtrain.worker.engine.native.comm import sum_both_ways
 from smtrain.worker.engine.native.lora import Factors
+from smtrain.worker.engine.native.quantized import QuantizedWeight
 
 Gradient = Callable[[torch.Tensor | None], torch.Tensor]
 """Computes a gradient, into the given tensor or a new one."""
@@ -78,10 +79,14 @@ class Linear(nn.Module):
         super().__init__()
         self.weight, self.bias = linear.weight, linear.bias
         self.factors: Factors | None = None
+        self.quantized: QuantizedWeight | None = None
+        """The weight in 4 bits; `weight` is then a tensor on `meta`."""
         self.sink: Sink | None = None
         """Takes gradients of the weight; None: they go to `weight.grad`."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.quantized is not None:
+            return _frozen(x, self.quantized, self.bias, self.factors)
         return _product(x, self.weight, self.bias, self.sink, self.factors)
 
 
@@ -111,10 +116,14 @@ class RowParallel(nn.Module):
         super().__init__()
         self.weight, self.bias, self._leave, self.turned = linear.weight, linear.bias, leave, turned
         self.factors: Factors | None = None
+        self.quantized: QuantizedWeight | None = None
         self.sink: Sink | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self._leave(_product(x, self.weight.t() if self.turned else self.weight, None, self.sink, self.factors))
+        if self.quantized is not None:
+            y = self._leave(_frozen(x, self.quantized, None, self.factors))
+        else:
+            y = self._leave(_product(x, self.weight.t() if self.turned else self.weight, None, self.sink, self.factors))
         return y if self.bias is None else y + self.bias
 
 
@@ -150,6 +159,15 @@ class HandedOver:
         if self.sink is not None and gradient is not None:
             parameter.grad = None
             self.sink(lambda out: gradient if out is None else out.copy_(gradient))
+
+
+def _frozen(
+    x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None, factors: Factors | None
+) -> torch.Tensor:
+    """The same with a weight that is quantised."""
+    rows = weight.times(x.reshape(-1, x.shape[-1]))
+    rows = rows if bias is None else rows + bias
+    return (rows if factors is None else factors(x, rows)).view(*x.shape[:-1], -1)
 
 
 def _product(

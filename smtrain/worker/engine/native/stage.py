@@ -23,6 +23,7 @@ from smtrain.core.model.families import FAMILIES
 from smtrain.core.model.hf_config import normalise
 from smtrain.core.model.layout import Layout
 from smtrain.core.model.lora import A, AdapterShape, B, Lora, stage_faults
+from smtrain.core.model.quantized import cut_faults, is_quantized
 from smtrain.core.model.transformers_build import (
     base_of,
     build_rotary,
@@ -47,6 +48,7 @@ from smtrain.worker.engine.native.gradients import Gradients, Trained, Writing
 from smtrain.worker.engine.native.layers import Layers
 from smtrain.worker.engine.native.linears import Embedding, HandedOver, Linear, RowParallel, WideNorm
 from smtrain.worker.engine.native.lora import Dropout, Factors
+from smtrain.worker.engine.native.quantized import QuantizedWeight, functional
 
 log = logging.getLogger(__name__)
 _DROPOUT = ("attention_dropout", "residual_dropout", "hidden_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop")
@@ -86,8 +88,12 @@ class Stage(nn.Module):
         self.model.eval()
         self.balance = None if layout.shape.experts is None else self._balance(options, lora)
         self._capacity = options.expert_capacity
+        self.quantized: dict[str, QuantizedWeight] = {}
+        """The weights that are kept in 4 bits, by name; their modules' parameters stay on `meta`."""
+        self._scales: dict[str, torch.Tensor] = {}
+        """Scales of their blocks that are not quantised yet."""
         self._keep_own_part()
-        self._make_parameters()
+        self._make_parameters(lora is not None and lora.quantize is not None)
         if mesh.tp > 1:
             self._insert_collectives()
         if mesh.cp > 1:
@@ -181,11 +187,13 @@ class Stage(nn.Module):
         layers = self.layout.layers(self.mesh.pp_rank)
         return Balance(self.layout.shape, layers, self.mesh, aux, options.aux_by_layer)
 
-    def _make_parameters(self) -> None:
-        """Make all parameters views of one flat buffer."""
+    def _make_parameters(self, quantizes: bool) -> None:
+        """Make all parameters views of one flat buffer, but for those that are quantised."""
         mesh, layout = self.mesh, self.layout
         rest = self.dtype, mesh.device, mesh.tp_rank
-        self.dense = Trained.of(layout, layout.flat_table(mesh.pp_rank), mesh.alike, *rest)
+        if quantizes:
+            self._make_quantized()
+        self.dense = Trained.of(layout, layout.flat_table(mesh.pp_rank, without=self.quantized), mesh.alike, *rest)
         self.experts = self.dense
         if mesh.ep > 1:
             self.experts = Trained.of(layout, layout.flat_table(mesh.pp_rank, mesh.ep_rank), mesh.expert_alike, *rest)
@@ -193,7 +201,8 @@ class Stage(nn.Module):
         for module_name, _ in list(self.model.named_parameters(remove_duplicate=False)):
             name = self.layout.shape.file_name(module_name)
             module, _, leaf = module_name.rpartition(".")
-            setattr(self.model.get_submodule(module), leaf, made[name])
+            there = made[name] if name in made else self.quantized[name].absent()
+            setattr(self.model.get_submodule(module), leaf, there)
         # Stored numbers that are not trained: parameters without a gradient, so that checkpoints hold them like others.
         for name in [name for name, _ in self.model.named_buffers() if name in made]:
             module, _, leaf = name.rpartition(".")
@@ -201,6 +210,18 @@ class Stage(nn.Module):
             setattr(self.model.get_submodule(module), leaf, made[name].requires_grad_(False))
         for mixture in self.mixtures:
             mixture.take(self.dense, self.experts)
+
+    def _make_quantized(self) -> None:
+        """Prepare the linears whose weights are quantised when they are loaded."""
+        layout, mesh = self.layout, self.mesh
+        functional()  # before weights are read
+        if faults := [*cut_faults(layout.shape, mesh.tp)]:
+            raise ConfigError(faults, code="config.combination")
+        for name in layout.names(mesh.pp_rank):
+            if is_quantized(spec := layout.spec(name)):
+                out, into = layout.local_shape(name, mesh.tp_rank)
+                shard = layout.shard(name, mesh.tp_rank)
+                self.quantized[name] = QuantizedWeight(name, (out, into), (spec.shape[0], spec.shape[1]), shard)
 
     def _adapt(self, lora: Lora) -> None:
         """Freeze the model's parameters and attach trained fp32 factors to the linears that `lora` names."""
@@ -227,10 +248,14 @@ class Stage(nn.Module):
             seen = ((0, width),) if cut.dim is None else cut.ranges
             both = (self.trained.parameters[name], self.trained.parameters[module_name + B])
             factors = Factors(module_name, *both, lora.scale, width, seen, self.dropout)
-            linear = self.model.get_submodule(module_name)
-            if not isinstance(linear, RowParallel):
-                linear = self._replace(module_name, Linear(linear))
-            linear.factors = factors
+            self._own_linear(module_name).factors = factors
+        for name, weight in self.quantized.items():
+            self._own_linear(name.removesuffix(".weight")).quantized = weight
+
+    def _own_linear(self, module_name: str) -> Linear | RowParallel:
+        """The model's linear as a module of ours."""
+        linear: Any = self.model.get_submodule(module_name)
+        return linear if isinstance(linear, (Linear, RowParallel)) else self._replace(module_name, Linear(linear))
 
     def _insert_collectives(self) -> None:
         layout, tp = self.layout, self.mesh.tp
@@ -333,6 +358,7 @@ class Stage(nn.Module):
         Raises `CheckpointError` if a parameter is missing or has another shape.
         """
         names = set(source.names())
+        self._load_quantized(source, names)
         for name, parameter in self.own():
             stored = name_in(source, names, self.layout, name)
             # Filled on the host: a cut along columns is a write into slices, for which Neuron has no kernel.
@@ -342,6 +368,24 @@ class Stage(nn.Module):
             if wide is not parameter:
                 keep(name, wide)
                 parameter.copy_(wide)
+
+    def _load_quantized(self, source: WeightSource | RandomWeights, names: set[str]) -> None:
+        """Quantise this rank's parts as they are read: one of them exists in full at a time."""
+        for name, weight in self.quantized.items():
+            stored = name_in(source, names, self.layout, name)
+            wide = torch.empty(weight.shape)
+            self._fill(self.layout, name, wide, lambda *cut, stored=stored: source.read(stored, *cut))
+            scales = weight.quantize(wide.to(self.dtype))
+            if self.mesh.tp == 1:
+                weight.settle(scales, None, self.mesh.device)
+            else:
+                self._scales[name] = scales
+
+    def settle_quantized(self) -> None:
+        """Quantise the scales together with the other tensor-parallel ranks, after all have read their weights."""
+        for name, scales in self._scales.items():
+            self.quantized[name].settle(scales, self.mesh.tp_group, self.mesh.device)
+        self._scales.clear()
 
     @torch.no_grad()
     def load_adapters(self, source: RandomFactors) -> None:

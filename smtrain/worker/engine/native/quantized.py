@@ -1,0 +1,172 @@
+"""Frozen linears in NF4 with double quantisation, by bitsandbytes (extra `qlora`).
+
+A weight is quantised in the training's precision, on the host, so that every device trains on the same numbers. A
+tensor-parallel rank quantises its own part, which has whole blocks (core/model/quantized.py). The scales of blocks are
+quantised as those of the whole matrix: their mean and the places of their own blocks need the scales of all ranks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from smtrain.core.errors import ConfigError
+from smtrain.core.extras import missing
+from smtrain.core.model.layout import Shard
+from smtrain.core.model.quantized import BLOCK, NESTED
+
+KIND = "nf4"
+
+
+def functional() -> Any:
+    """bitsandbytes' functions. Raises `ConfigError` if it is not installed."""
+    try:
+        from bitsandbytes import functional as made
+    except ImportError as error:
+        raise ConfigError([f"train.adapter.quantize: {missing('bitsandbytes')}"], code="package.missing") from error
+    return made
+
+
+class QuantizedWeight:
+    """This rank's part of a linear's weight [out, in]."""
+
+    def __init__(self, name: str, shape: tuple[int, int], whole: tuple[int, int], shard: Shard) -> None:
+        """`shape` is that of the part, `whole` that of the matrix, `shard` the part's rows or columns."""
+        self.name, self.shape, self._whole, self._is_part = name, shape, whole, shape != whole
+        ranges = [at for cut in shard.ranges for at in cut]
+        self._rows = ranges if self._is_part and shard.dim == 0 else []
+        self._columns = ranges if self._is_part and shard.dim == 1 else []
+        self.packed = torch.empty(0, dtype=torch.uint8)
+        """Two weights a byte, [out * in / 2, 1]."""
+        self.scales = torch.empty(0, dtype=torch.uint8)
+        """Each block's scale, a number of `codes`."""
+        self.nested = torch.empty(0)
+        """The scale of each 256 scales of the whole matrix, fp32."""
+        self.codes, self.offset = torch.empty(256), torch.empty(())
+
+    @torch.no_grad()
+    def quantize(self, values: torch.Tensor) -> torch.Tensor:
+        """Keep the weights of `values` in 4 bits; returns the blocks' scales in fp32, of which `settle` makes 8 bits.
+
+        `values` [out, in] are on the host, in the training's precision.
+        """
+        bnb = functional()
+        self.packed, state = bnb.quantize_4bit(values.contiguous(), blocksize=BLOCK, quant_type=KIND)
+        scales: torch.Tensor = state.absmax
+        return scales
+
+    @torch.no_grad()
+    def settle(self, scales: torch.Tensor, group: dist.ProcessGroup | None, device: torch.device) -> None:
+        """Quantise the scales as those of the whole matrix, and move everything to the device."""
+        bnb, whole = functional(), scales
+        own = _places(*self.shape, self._whole[1], self._rows, self._columns, "cpu")
+        if group is not None and self._is_part:
+            whole = torch.zeros(-(-self._whole[0] * self._whole[1] // BLOCK))
+            whole[own] = scales
+            there = whole.to(device)
+            dist.all_reduce(there, op=dist.ReduceOp.MAX, group=group)  # scales are at least 0
+            whole = there.cpu()
+        offset = whole.mean()
+        made, state = bnb.quantize_blockwise(whole - offset, blocksize=NESTED)
+        self.scales = (made if len(made) == len(own) else made[own]).contiguous().to(device)
+        self.packed, self.nested = self.packed.to(device), state.absmax.to(device)
+        self.codes, self.offset = state.code.to(device), offset.to(device)
+
+    def times(self, x: torch.Tensor) -> torch.Tensor:
+        """x [R, in] times the weights, transposed: [R, out]."""
+        held = self.packed, self.scales, self.nested, self.codes, self.offset
+        made: torch.Tensor = _linear(x, *held, *self.shape, self._whole[1], self._rows, self._columns)
+        return made
+
+    def dequantized(self, dtype: torch.dtype) -> torch.Tensor:
+        """The weights [out, in]."""
+        held = self.packed, self.scales, self.nested, self.codes, self.offset
+        return _dequantize(*held, *self.shape, self._whole[1], self._rows, self._columns, dtype)
+
+    def absent(self) -> nn.Parameter:
+        """A parameter without memory, for the module that would have the weight."""
+        return nn.Parameter(torch.empty(self.shape, device="meta"), requires_grad=False)
+
+    def digest(self) -> str:
+        """SHA-256 of this rank's part."""
+        parts = (self.packed, self.scales, self.nested, self.offset)
+        return hashlib.sha256(b"".join(x.cpu().contiguous().numpy().tobytes() for x in parts)).hexdigest()
+
+
+def _places(
+    out: int, into: int, width: int, rows: Sequence[int], columns: Sequence[int], device: torch.device | str
+) -> torch.Tensor:
+    """int64: the numbers of a part's blocks among those of the whole matrix, whose rows have `width` weights.
+
+    `rows` and `columns` are starts and ends of its ranges; empty: all.
+    """
+
+    def numbers(ends: Sequence[int], size: int) -> torch.Tensor:
+        each = zip(ends[::2], ends[1::2], strict=True)
+        return torch.cat([torch.arange(a * size // BLOCK, b * size // BLOCK, device=device) for a, b in each])
+
+    if columns:
+        first = torch.arange(out, device=device) * (width // BLOCK)
+        return (first[:, None] + numbers(columns, 1)).flatten()
+    return numbers(rows, width) if rows else torch.arange(-(-out * into // BLOCK), device=device)
+
+
+def _dequantize(
+    packed: torch.Tensor, scales: torch.Tensor, nested: torch.Tensor, codes: torch.Tensor, offset: torch.Tensor,
+    out: int, into: int, width: int, rows: Sequence[int], columns: Sequence[int], dtype: torch.dtype,
+) -> torch.Tensor:  # fmt: skip
+    # The weights [out, into] of a part; `width`, `rows` and `columns` as in `_places`.
+    places = _places(out, into, width, rows, columns, packed.device)
+    absmax = codes[scales.int()] * nested[places // NESTED] + offset
+    # bitsandbytes 0.50 on a CPU reads the wrong scales if a row has no whole number of blocks, so it gets one row then.
+    shape = (out, into) if into % BLOCK == 0 else (1, out * into)
+    made: torch.Tensor = torch.ops.bitsandbytes.dequantize_4bit.default(packed, absmax, BLOCK, KIND, shape, dtype)
+    return made.view(out, into)
+
+
+_WEIGHT = """Tensor packed, Tensor scales, Tensor nested, Tensor codes, Tensor offset, int out, int into, int width,
+int[] rows, int[] columns"""
+
+
+@torch.library.custom_op("smtrain::nf4_linear", mutates_args=(), schema=f"(Tensor x, {_WEIGHT}) -> Tensor")
+def _linear(x: torch.Tensor, *weight: Any) -> torch.Tensor:
+    """x [R, in] times the weights, transposed; they exist only meanwhile."""
+    unpack: Any = _dequantize
+    return F.linear(x, unpack(*weight, x.dtype))
+
+
+@torch.library.custom_op("smtrain::nf4_linear_backward", mutates_args=(), schema=f"(Tensor grad, {_WEIGHT}) -> Tensor")
+def _linear_backward(grad: torch.Tensor, *weight: Any) -> torch.Tensor:
+    unpack: Any = _dequantize
+    return grad.mm(unpack(*weight, grad.dtype))
+
+
+@_linear.register_fake
+def _(x: Any, *weight: Any) -> torch.Tensor:
+    made: torch.Tensor = x.new_empty((x.shape[0], weight[5]))
+    return made
+
+
+@_linear_backward.register_fake
+def _(grad: Any, *weight: Any) -> torch.Tensor:
+    made: torch.Tensor = grad.new_empty((grad.shape[0], weight[6]))
+    return made
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    _, *tensors = inputs[:6]
+    ctx.rest = inputs[6:]
+    ctx.save_for_backward(*tensors)
+
+
+def _differentiate(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    return _linear_backward(grad.contiguous(), *ctx.saved_tensors, *ctx.rest), *([None] * 10)
+
+
+_linear.register_autograd(_differentiate, setup_context=_save)

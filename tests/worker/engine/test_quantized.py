@@ -1,0 +1,155 @@
+"""QLoRA: weights are those of bitsandbytes, and training is peft's with bitsandbytes in one process."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smtrain.core.model.families import ModelShape
+from smtrain.core.model.layout import Shard
+from smtrain.core.model.lora import another_adapter
+from smtrain.core.model.quantized import cut_faults
+from smtrain.worker.checkpoint.open import open_weights
+from smtrain.worker.engine.base import PreferenceOptions
+from smtrain.worker.engine.native import NativeEngine
+from smtrain.worker.engine.native.quantized import QuantizedWeight, functional
+from tests.worker.engine import adapters, cases, preference
+from tests.worker.engine.adapters import lora
+from tests.worker.engine.cases import CONFIGS, mesh
+from tests.worker.engine.world import World
+
+CPU = torch.device("cpu")
+LLAMA = cases.config("llama", hidden_size=128, head_dim=32, intermediate_size=256)
+"""Each part of two tensor-parallel ranks has whole blocks."""
+QWEN = cases.config("qwen3", hidden_size=128, head_dim=32, intermediate_size=256, num_hidden_layers=2)
+
+
+def theirs(values: torch.Tensor) -> tuple[torch.Tensor, Any]:
+    packed, state = functional().quantize_4bit(values, blocksize=64, compress_statistics=True, quant_type="nf4")
+    return packed, state
+
+
+def ours(values: torch.Tensor, shard: Shard | None = None) -> QuantizedWeight:
+    out, into = values.shape
+    weight = QuantizedWeight("w", (out, into), (out, into), shard or Shard())
+    weight.settle(weight.quantize(values), None, CPU)
+    return weight
+
+
+@given(
+    rows=st.integers(1, 70), columns=st.integers(1, 130), scale=st.sampled_from([1e-30, 1e-3, 1.0, 1e4]),
+    dtype=st.sampled_from([torch.bfloat16, torch.float32]), zeros=st.booleans(), seed=st.integers(0, 9),
+)  # fmt: skip
+def test_weights_have_the_bits_of_bitsandbytes(
+    rows: int, columns: int, scale: float, dtype: torch.dtype, zeros: bool, seed: int
+) -> None:
+    values = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)) * scale
+    values[: rows // 2 + 1] *= not zeros
+    values = values.to(dtype)
+    weight, (packed, state) = ours(values), theirs(values)
+    assert torch.equal(weight.packed, packed)
+    assert torch.equal(weight.scales, state.absmax)
+    assert torch.equal(weight.nested, state.state2.absmax)
+    assert weight.offset == state.offset
+    unpacked = weight.dequantized(dtype)
+    state.shape = torch.Size([1, rows * columns])  # its CPU kernel misreads rows without a whole number of blocks
+    assert torch.equal(unpacked, functional().dequantize_4bit(packed, state).view(rows, columns))
+    widest = 0.16 * values.float().abs().amax()  # half of the widest gap of NF4, and the rounding of scales
+    assert bool(((unpacked.float() - values.float()).abs() <= widest).all())
+
+
+@pytest.mark.parametrize(
+    "shard",
+    [Shard(0, ((0, 8), (24, 32))), Shard(0, ((5, 6),)), Shard(1, ((64, 192),)), Shard(1, ((0, 64), (192, 256)))],
+)
+def test_a_part_of_a_matrix_has_the_weights_of_the_whole(shard: Shard) -> None:
+    values = torch.randn(32, 256).bfloat16()
+    whole = ours(values)
+    cut = part(shard, values)
+    weight = QuantizedWeight("w", (cut.shape[0], cut.shape[1]), (32, 256), shard)
+    scales, places = weight.quantize(cut), part(shard, torch.arange(128).view(32, 4), 64).flatten()
+    assert torch.equal(scales, QuantizedWeight("w", (32, 256), (32, 256), Shard()).quantize(values)[places])
+    weight.settle(scales, None, CPU)
+    # The other ranks' scales come by a message.
+    weight.nested, weight.offset, weight.scales = whole.nested, whole.offset, whole.scales[places]
+    assert torch.equal(weight.dequantized(torch.bfloat16), part(shard, whole.dequantized(torch.bfloat16)))
+
+
+def part(shard: Shard, matrix: torch.Tensor, size: int = 1) -> torch.Tensor:
+    """The rows or columns of a shard; `size` columns of it are one of the matrix."""
+    assert shard.dim is not None
+    size = size if shard.dim == 1 else 1
+    each = [matrix.narrow(shard.dim, a // size, (b - a) // size) for a, b in shard.ranges]
+    return torch.cat(each, shard.dim)
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [(LLAMA, "111"), (LLAMA, "221"), (QWEN, "212 sp full"), (LLAMA, "122 m2")],
+    ids=["one", "tp-pp", "tp-dp", "pp-dp"],
+)
+def test_training_is_that_of_peft_with_bitsandbytes(
+    config: dict[str, Any], text: str, four: World, solo: World, tmp_path: Path
+) -> None:
+    adapter = lora(config, quantize="nf4")
+    expected, factors = solo.run(adapters.peft, config, adapter)[0]
+    ranks = (solo if text == "111" else four).run(adapters.train, config, mesh(text), adapter, tmp_path)
+    np.testing.assert_allclose([r[0] for r in ranks[0]], [r[0] for r in expected], rtol=1e-6)
+    np.testing.assert_allclose([r[1] for r in ranks[0]], [r[1] for r in expected], rtol=1e-5)
+    trained = adapters.factors(tmp_path / "step_00000003")
+    assert max(float(np.abs(trained[n].numpy() - factors[n]).max()) for n in trained) < 1e-6
+
+
+def test_resuming_has_the_same_bits_on_the_same_base(four: World, tmp_path: Path) -> None:
+    adapter = lora(LLAMA, quantize="nf4")
+    four.run(adapters.train, LLAMA, mesh("221 bf16"), adapter, tmp_path / "a", 2)
+    four.run(adapters.train, LLAMA, mesh("221 bf16"), adapter, tmp_path / "b", 4)
+    four.run(adapters.resume, LLAMA, mesh("221 bf16"), adapter, tmp_path / "a/step_00000002", 2, 4, tmp_path / "c")
+    whole, resumed = (adapters.factors(tmp_path / f / "step_00000004") for f in ("b", "c"))
+    assert all(torch.equal(whole[n], resumed[n]) for n in whole)
+
+
+@pytest.mark.full
+def test_twenty_steps_are_those_of_peft_with_bitsandbytes(solo: World, tmp_path: Path) -> None:
+    adapter = lora(LLAMA, quantize="nf4", rank=16)
+    expected, factors = solo.run(adapters.peft, LLAMA, adapter, 20)[0]
+    (ours_,) = solo.run(adapters.train, LLAMA, mesh("111"), adapter, tmp_path, 20)
+    np.testing.assert_allclose([r[0] for r in ours_], [r[0] for r in expected], rtol=1e-4)
+    trained = adapters.factors(tmp_path / "step_00000020")
+    assert max(float(np.abs(trained[n].numpy() - factors[n]).max()) for n in trained) < 1e-4
+
+
+def first_preference(rank: int) -> float:
+    """The first loss of DPO on a quantised base."""
+    config = preference.described()
+    adapter = lora(config, quantize="nf4")
+    source = open_weights(preference.GOLDEN / "model", config)
+    e = NativeEngine(config, mesh("111"), preference.OPTIMIZER, source, 0, adapter, PreferenceOptions())
+    references = preference.references_of(e, 2, preference.LIMIT * 4)
+    return float(preference.stepped(e, 2, references, range(1))[0]["loss"])
+
+
+def test_the_reference_of_dpo_is_the_quantised_base(solo: World) -> None:
+    assert solo.run(first_preference) == [pytest.approx(math.log(2), abs=1e-6)]
+
+
+def test_a_run_does_not_go_from_one_base_to_the_other() -> None:
+    reason = another_adapter(lora(LLAMA, quantize="nf4"), lora(LLAMA))
+    assert reason is not None
+    assert "quantize nf4 there and None here" in reason
+
+
+def test_a_mesh_that_cuts_blocks_is_refused_by_name() -> None:
+    assert not [*cut_faults(ModelShape.from_config(LLAMA), 2)]
+    first = next(cut_faults(ModelShape.from_config(CONFIGS["llama"]), 2))
+    assert first == (
+        "train.adapter.quantize: parallel.tp = 2 would cut a block of 64 weights of o_proj (64 x 64) in two; "
+        "take a smaller parallel.tp"
+    )
