@@ -23,8 +23,8 @@ from smtrain.core.model.blocks import Role
 from smtrain.core.model.footprint import Precision, width
 from smtrain.core.model.layout import Layout
 from smtrain.core.model.lora import AdapterShape, Lora
-from smtrain.core.model.shape import LAYER, ModelShape
 from smtrain.core.model.quantized import cut_faults
+from smtrain.core.model.shape import LAYER, ModelShape
 
 Recompute = Literal["none", "selective", "full"]
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")

@@ -32,9 +32,9 @@ from smtrain.core.model.blocks import Role
 from smtrain.core.model.footprint import CHUNK_SCORES, FLASH_HEAD, QUERIES, SINK_QUERIES, loss_rows
 from smtrain.core.model.layout import Layout
 from smtrain.core.model.lora import A, AdapterShape, Lora
+from smtrain.core.model.quantized import BLOCK, is_quantized, quantized_bytes
 from smtrain.core.model.shape import ModelShape
 from smtrain.core.model.sizes import DeltaSizes
-from smtrain.core.model.quantized import BLOCK, is_quantized, quantized_bytes
 
 Peak = tuple[float, float, float]
 """Bytes of activations, of logits and of temporary buffers at one moment of a micro-batch."""

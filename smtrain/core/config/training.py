@@ -178,7 +178,7 @@ class AdapterSection(Section):
     target_parameters), or the linears of each by name (docs/lora.md)."""
     rslora: bool = False
     """Multiply by alpha / sqrt(rank) instead, for high ranks (peft's use_rslora)."""
-    quantize: Literal["nf4"] | None = None
+    quantize: Annotated[Literal["nf4"] | None, ADDED_LATER] = None
     """QLoRA: keep the frozen linears in 4 bits (bitsandbytes' NF4 with double quantisation), a quarter of their memory
     in bf16; needs the extra qlora. Embedding, output matrix, norms, routers and experts stay as they are."""
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from smtrain.core.model.families import LAYER, ModelShape, Role, Spec
+from smtrain.core.model.blocks import Role, Spec
 from smtrain.core.model.layout import Layout
+from smtrain.core.model.shape import LAYER, ModelShape
 
 BLOCK = 64
 """Weights that share a scale (bitsandbytes' default)."""

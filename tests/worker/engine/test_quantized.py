@@ -12,12 +12,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smtrain.core.model.families import ModelShape
+from smtrain.core.config.training import DpoSection
 from smtrain.core.model.layout import Shard
 from smtrain.core.model.lora import another_adapter
 from smtrain.core.model.quantized import cut_faults
+from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.open import open_weights
-from smtrain.worker.engine.base import PreferenceOptions
 from smtrain.worker.engine.native import NativeEngine
 from smtrain.worker.engine.native.quantized import QuantizedWeight, functional
 from tests.worker.engine import adapters, cases, preference
@@ -131,7 +131,7 @@ def first_preference(rank: int) -> float:
     config = preference.described()
     adapter = lora(config, quantize="nf4")
     source = open_weights(preference.GOLDEN / "model", config)
-    e = NativeEngine(config, mesh("111"), preference.OPTIMIZER, source, 0, adapter, PreferenceOptions())
+    e = NativeEngine(config, mesh("111"), preference.OPTIMIZER, source, 0, adapter, DpoSection())
     references = preference.references_of(e, 2, preference.LIMIT * 4)
     return float(preference.stepped(e, 2, references, range(1))[0]["loss"])
 
