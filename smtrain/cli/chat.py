@@ -97,7 +97,7 @@ def chat(
     """Talk to a model, which is loaded here, or to an endpoint. /help lists the commands.
 
     $ smtrain chat my-run  # the model that a run exported
-    $ smtrain chat my-run --compare demo://smollm2-135m  # both answer each question
+    $ smtrain chat my-run --compare demo://smollm2  # both answer each question
     """
     from smtrain.tools.chat.chat import chat as begin
     from smtrain.tools.chat.terminal import Terminal

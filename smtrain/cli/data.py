@@ -26,7 +26,7 @@ app = options.app(
     """Text as tokens: look at it, tokenize it, and handle datasets of tokens.
 
     $ smtrain data report texts/  # look at the text first
-    $ smtrain data prepare texts/ tokens --model demo://smollm2-135m  # then make tokens of it
+    $ smtrain data prepare texts/ tokens --model demo://smollm2  # then make tokens of it
     """
 )
 DATASET = "A prepared folder, or the PREFIX of a Megatron pair PREFIX.bin and PREFIX.idx."
@@ -81,7 +81,7 @@ def prepare(
 ) -> None:
     """Tokenize text; run it again to resume after an interruption.
 
-    $ smtrain data prepare texts/ tokens --model demo://smollm2-135m --validation-fraction 0.01  # with held-out text
+    $ smtrain data prepare texts/ tokens --model demo://smollm2 --validation-fraction 0.01  # with held-out text
     $ smtrain data prepare 'crawl/*.jsonl' tokens --model model --text-column content --filter c4 --deduplicate
         # cleaned on the way
     """
@@ -224,7 +224,7 @@ def inspect(
 ) -> None:
     """Describe a dataset: counts, how often tokens occur, and how it begins.
 
-    $ smtrain data inspect tokens --model demo://smollm2-135m  # with its first words
+    $ smtrain data inspect tokens --model demo://smollm2  # with its first words
     """
     from smtrain.client.follow.curve import sparkline
 

@@ -85,7 +85,7 @@ def evaluate(
     """Evaluate a model by lm-evaluation-harness; with --base, before and after, with standard errors and a test.
 
     $ smtrain evaluate my-run --tasks hellaswag,arc_easy --limit 200  # a first look
-    $ smtrain evaluate my-run --tasks mmlu --base demo://smollm2-135m --out scores  # before and after
+    $ smtrain evaluate my-run --tasks mmlu --base demo://smollm2 --out scores  # before and after
     """
     from smtrain.client.backends.choose import backend_of_job
     from smtrain.worker.evaluation import evaluate

@@ -115,7 +115,7 @@ def test_the_headings_stand_in_the_help() -> None:
 
 
 def test_a_folded_command_is_the_same_command() -> None:
-    command = "smtrain data prepare 'crawl of 2025/*.jsonl' tokens --model demo://smollm2-135m --text-column content"
+    command = "smtrain data prepare 'crawl of 2025/*.jsonl' tokens --model demo://smollm2 --text-column content"
     lines = folded(command, 40, "  ")
     assert len(lines) > 2
     assert shlex.split(" ".join(line.removesuffix("\\") for line in lines)) == shlex.split(command)

@@ -154,7 +154,7 @@ def test_a_damaged_record_lacks_itself() -> None:
 OWN = {
     "worker/generation/ranks", "worker/train/device_use", "worker/data/prepare/spread/places", "core/files",
     "worker/checkpoint/huggingface/safetensors", "tools/doctor/task", "tools/doctor/devices", "tools/image/lock",
-    "tools/image/registry", "client/planner/result", "client/planner/probing", "client/backends/slurm/place",
+    "tools/image/registry", "client/planner/result", "client/planner/probing", "client/backends/slurm/backend",
     "client/launch/image_inspect", "client/launch/image_probe", "client/config/load", "core/demo/inputs",
     "core/digests",
 }  # fmt: skip

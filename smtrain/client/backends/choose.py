@@ -134,6 +134,13 @@ def _local_account() -> str:
     return ACCOUNT
 
 
+def is_run_here(name: str) -> bool:
+    """Whether this machine's control plane has a run of this name, and no job."""
+    from smtrain.plane.client import home_folder, state_folder
+
+    return kept_here(name) and not (state_folder(home_folder()) / "jobs" / name).is_dir()
+
+
 def kept_here(name: str) -> bool:
     """Whether this machine's control plane has a job or a run of this name, without asking it."""
     from smtrain.plane.client import home_folder, state_folder

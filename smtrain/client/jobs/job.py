@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smtrain.client.backends.base import Backend
-from smtrain.client.backends.choose import backend_of_job
+from smtrain.client.backends.choose import backend_of_job, is_run_here
 from smtrain.client.jobs.checkpoints import saved_steps
 from smtrain.client.jobs.results import What, fetch
 from smtrain.core import text
-from smtrain.core.errors import JobError
+from smtrain.core.errors import JobError, SmtrainError
 from smtrain.core.facts.sagemaker import ENDED
 from smtrain.core.interrupts import poll
 from smtrain.core.protocol.log_lines import STEP_PATTERN, WARNING, Line, step_records, warning
 from smtrain.core.protocol.requests import is_of_run, stage_of
-from smtrain.core.public import public_class
-from smtrain.core.targets import TargetName
+from smtrain.core.public import public_class, translated
+from smtrain.core.targets import TARGETS, TargetName
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -57,7 +57,15 @@ def row_of_run(place: Backend, name: str, stages: Sequence[str] = ()) -> dict[st
 def _named(name: str, target: TargetName | None) -> tuple[str, Backend]:
     """The job's name and backend; for the name of a run those of its running job, else its newest."""
     job, place = backend_of_job(name, target)
-    row = row_of_run(place, job) if _NAME.fullmatch(job) else None
+    known = TARGETS[place.name].here and not is_run_here(job)
+    if name.startswith("arn:") or known or not _NAME.fullmatch(job):
+        return job, place
+    try:
+        row = row_of_run(place, job)
+    except Exception as error:  # nothing answers: the first question about the job says why
+        if not isinstance(error, SmtrainError) and translated(error) is None:
+            raise
+        row = None
     return (row["TrainingJobName"] if row else job), place
 
 

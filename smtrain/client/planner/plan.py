@@ -457,7 +457,8 @@ def _stage_warnings(stages: StageEstimates, prices: Prices, region: str | None) 
 def _price_warnings(config: JobConfig, machine: Machine, used: Sequence[Price], *, known: bool) -> list[str]:
     """Name the prices that are guesses, and the one that is missing."""
     guesses = [f"price: {price}" for price in used if price.guess]
-    if known or TARGETS[config.target].own_machines or config.has_own_machine:
+    target = TARGETS[config.target]
+    if known or target.own_machines or (target.here and config.has_own_machine):
         return guesses
     if not TARGETS[config.target].sagemaker:
         what = f"no price is known for {machine.type} {TARGETS[config.target].place}"

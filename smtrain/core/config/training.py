@@ -322,7 +322,7 @@ class Train(Section):
     """Tokens per sequence, at most what the model has positions for (dpo: of a row, which holds both answers of a pair,
     each with its prompt, so that one takes at most half); default: 4096, or as many as a model in a local
     folder has."""
-    lr: float = Field(1.5e-4, gt=0, le=1)
+    lr: float = Field(1.5e-4, gt=0)
     """Peak learning rate."""
     min_lr: float = Field(0.0, ge=0)
     """Learning rate that a cosine or linear schedule falls to, reached after the last step."""

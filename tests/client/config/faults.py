@@ -426,6 +426,7 @@ TRAIN = (
     case(
         "local", {"train.warmup_steps": 9}, "is more than train.steps", ("use at most that", {"train.warmup_steps": 4})
     ),
+    case("local", {"train.lr": 5.0}, "train.lr: 5 is above 1", ("lower it", {"train.lr": 1e-4})),
     case("local", {"train.min_lr": 1.0}, "is above train.lr", ("lower it", {"train.min_lr": 1e-5})),
     case("local", {"train.betas": [1.0, 0.9]}, "number 1 is 1.0", ("below 1", {"train.betas": [0.5, 0.9]})),
     case("local", {"train.betas": [0.9, -1.0]}, "number 2 is -1.0", ("at least 0", {"train.betas": [0.9, 0.0]})),

@@ -106,5 +106,5 @@ def test_what_cannot_be_registered_is_a_sentence(local_home: Any, run: str) -> N
         registered("no-such-run")
     with pytest.raises(ConfigError, match="cannot be the name of a model package group"):
         registered(run, group="no group")
-    with pytest.raises(JobError, match="no GPU that smtrain knows"):
+    with pytest.raises(JobError, match="vLLM Neuron runs on Trainium2 and 3 only"):
         smtrain.register(run, "ml.trn1.32xlarge", target="local")

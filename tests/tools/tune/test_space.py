@@ -83,9 +83,9 @@ def test_limits_that_cannot_be_kept_are_refused_before_anything_starts(raw: dict
     slurm = raw | {"target": "slurm", "cluster": {"shared": str(tmp_path)}}
     with pytest.raises(ConfigError, match="combinations alone"):
         smtrain.tune(slurm, over=["train.lr=1e-5..1e-4"])
-    # three at some $0.64, and $0.15 once for prepare and convert
+    # three at some $0.40
     with pytest.raises(JobError, match=r"3 trials cost some \$.*--max-jobs 1 would stay below it"):
-        smtrain.tune(raw | {"compute": raw["compute"] | {"instance_count": 1}, "parallel": {}}, over=rates, budget=1.2)
+        smtrain.tune(raw | {"compute": raw["compute"] | {"instance_count": 1}, "parallel": {}}, over=rates, budget=0.5)
     with pytest.raises(JobError, match="not even one"):
         smtrain.tune(raw, over=rates, budget=0.01)
     with pytest.raises(JobError, match="above the budget"):

@@ -106,7 +106,7 @@ def peft_model(config: dict[str, Any], adapter: Lora) -> Any:
 
 
 def quantize_by_bitsandbytes(model: Any) -> None:
-    """Quantise as transformers does with BitsAndBytesConfig(load_in_4bit, nf4, bnb_4bit_use_double_quant), on the CPU."""
+    """Quantise on the CPU as transformers does with load_in_4bit, nf4 and double quantisation."""
     import bitsandbytes
 
     nn: Any = bitsandbytes.nn

@@ -272,8 +272,8 @@ def _unknown_type(kind: str) -> str:
     sizes = (f"ml.{family}.{size}" for family, each in instances["cpu_sizes"].items() for size in each)
     near = nearest(kind, [*instances["instances"], *sizes], cutoff=0.0)
     return (
-        f"{kind} is no instance type that smtrain knows, so the number of its devices is unknown; take {near}, or "
-        f"describe {kind} under machines"
+        f"{kind} is no instance type that smtrain knows (did you mean {near}?), so the number of its devices is "
+        f"unknown; take {near}, or describe {kind} under machines"
     )
 
 

@@ -74,6 +74,8 @@ TRAIN = (
                    "most that"),
     Rule("train.min_lr train.lr", lambda c: c.train.min_lr > c.train.lr,
          lambda c: f"train.min_lr: {c.train.min_lr} is above train.lr = {c.train.lr}; lower it"),
+    Rule("train.lr", lambda c: c.train.lr > 1,
+         lambda c: f"train.lr: {c.train.lr:g} is above 1, with which no model learns; lower it"),
     Rule("train.betas", lambda c: not 0 <= c.train.betas[0] < 1,
          lambda c: f"train.betas: number 1 is {c.train.betas[0]}; it must be at least 0 and below 1"),
     Rule("train.betas", lambda c: not 0 <= c.train.betas[1] < 1,
