@@ -119,7 +119,7 @@ def test_a_type_newer_than_the_table_is_refused_until_its_devices_are_described(
     with pytest.raises(smtrain.ConfigError) as caught:
         smtrain.load_config(raw(kind, **image))
     (fault,) = caught.value.faults
-    assert fault.startswith(f"compute.instance_type: {kind} is no instance type that smtrain knows, so the number of ")
+    assert fault.startswith(f"compute.instance_type: {kind} is no instance type that smtrain knows (did you mean ")
     assert fault.endswith(f", or describe {kind} under machines")
     given = {**trained(kind, "bf16", **image), "machines": {kind: {**BOX, "kind": device}}}
     request = smtrain.request(given)
