@@ -241,9 +241,14 @@ class Work:
         return width(self.precision)
 
     @property
+    def quantizes(self) -> bool:
+        """Whether the frozen linears are kept in 4 bits (QLoRA)."""
+        return self.lora is not None and self.lora.quantize is not None
+
+    @property
     def least_width(self) -> float:
         """The fewest bytes of a weight: half a byte of those that QLoRA quantises."""
-        return 0.5 if self.lora and self.lora.quantize else self.width
+        return 0.5 if self.quantizes else self.width
 
     def rows(self, mesh: Mesh) -> float:
         """Rows that a rank's experts get for each token, those of padding included; 0 without experts."""
@@ -466,7 +471,7 @@ def mesh_faults(work: Work, machine: Machine, mesh: Mesh) -> Iterator[str]:
             f"train.global_batch_size = {work.global_batch} is not a multiple of dp x micro-batch = "
             f"{mesh.dp} x {mesh.micro_batch}"
         )
-    if work.lora is not None and work.lora.quantize is not None:
+    if work.quantizes:
         yield from cut_faults(shape, mesh.tp) if not [*shape.mesh_faults(mesh.tp, 1)] else ()
         if machine.neuron:
             yield no_qlora(machine.type)

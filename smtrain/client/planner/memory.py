@@ -147,7 +147,7 @@ def held_bytes(
 
 def _quantized_numbers(work: Work, mesh: Mesh, stage: int) -> int:
     """Weights of a rank of a pipeline stage that QLoRA keeps in 4 bits."""
-    if work.lora is None or work.lora.quantize is None:
+    if not work.quantizes:
         return 0
     kinds = stage_kinds(work.shape, mesh.pp, stage, mesh.layers)
     return sum(count * sum(_quantized_sizes(kind, mesh.tp)) for kind, count in kinds.items())
@@ -419,7 +419,7 @@ def _moments(work: Work, machine: Machine, mesh: Mesh, stage: int) -> list[Peak]
         if work.lora.of_experts and shape.experts is not None:
             widest = max(shape.hidden, 2 * shape.experts.width / mesh.tp)
             biggest = 4.0 * work.lora.rank * widest * shape.experts.count / mesh.ep
-    if work.lora and work.lora.quantize:  # one weight as it is multiplied, and its blocks' scales in fp32
+    if work.quantizes:  # one weight as it is multiplied, and its blocks' scales in fp32
         most = max((size for kind in kinds for size in _quantized_sizes(kind.shape, mesh.tp)), default=0)
         biggest += most * (w + 12 / BLOCK)
     gradients = biggest or w * shape.intermediate / mesh.tp * shape.hidden

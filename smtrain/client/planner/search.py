@@ -44,10 +44,9 @@ def tensor_degrees(work: Work, machine: Machine) -> list[int]:
     """Powers of two that divide the model evenly and stay inside a host."""
     degrees, tp = [], 1
     while tp <= machine.cores:
-        if machine.cores % tp == 0 and not work.shape.mesh_faults(tp, 1):
-            quantized = work.lora is not None and work.lora.quantize is not None
-            if not (quantized and [*cut_faults(work.shape, tp)]):
-                degrees.append(tp)
+        legal = machine.cores % tp == 0 and not work.shape.mesh_faults(tp, 1)
+        if legal and not (work.quantizes and [*cut_faults(work.shape, tp)]):
+            degrees.append(tp)
         tp *= 2
     return degrees
 
@@ -145,7 +144,7 @@ def adapter_ways(work: Work, machine: Machine) -> Iterator[tuple[str, Work]]:
     """Ways to train with less memory, by name: LoRA on all linears at the config's defaults, then QLoRA."""
     if work.lora is None:
         yield f"LoRA of rank {RANK}", replace(work, lora=Lora(RANK, 2.0 * RANK, targets=linears(work.shape)))
-    if not machine.neuron and not work.gathers_again and (work.lora is None or work.lora.quantize is None):
+    if not machine.neuron and not work.gathers_again and not work.quantizes:
         lora = work.lora or Lora(RANK, 2.0 * RANK, targets=linears(work.shape))
         yield "QLoRA (quantize: nf4)", replace(work, lora=replace(lora, quantize="nf4"))
 

@@ -384,6 +384,11 @@ class Train(Section):
         """The options of objective dpo; None for other objectives."""
         return (self.dpo or DpoSection()) if self.objective == "dpo" else None
 
+    @property
+    def quantizes(self) -> bool:
+        """Whether the frozen linears of an adapter's base are kept in 4 bits (QLoRA)."""
+        return self.adapter is not None and self.adapter.quantize is not None
+
     def batch_at(self, samples: int) -> int:
         """The global batch that follows a number of consumed samples."""
         ramp, whole = self.batch_ramp, self.global_batch_size

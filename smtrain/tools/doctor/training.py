@@ -213,7 +213,7 @@ class _Runner:
                         return
                     elif took > limit:
                         hung, late = f"it was not done after {took:.0f} s, and was ended", f"{_LATE} before it was done"
-                        state = late_as(limit, own)
+                        state = state_when_late(limit, own)
                         self._ended(task, part, state, took, reason=hung if state == "hung" else f"{late}; {_MORE}")
                         return
                     else:
@@ -244,7 +244,7 @@ class _Runner:
         end(process)
 
 
-def late_as(limit: float, own: float) -> State:
+def state_when_late(limit: float, own: float) -> State:
     """The state of a part that took longer than `limit` seconds, by its share of the command's minutes, `own`."""
     return "skipped" if limit < own or own < PATIENCE else "hung"
 

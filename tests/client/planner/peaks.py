@@ -213,6 +213,7 @@ def compare(
     batch: int = BATCH,
     packed: bool = False,
     varlen: bool = False,
+    quantized: bool = False,
 ) -> list[tuple[int, int, float]]:
     """(stage, measured, predicted) peak bytes of the rank of each pipeline stage that needed most."""
     from smtrain.client.planner.machines import Machine, Mesh, Work
@@ -224,7 +225,7 @@ def compare(
     size = o.tp * o.pp * o.dp * o.cp
     shape = ModelShape.from_config(described)
     targets = ("all-linear", *(STACKED if shape.experts else ()))
-    lora = Lora(8, 16.0, targets=targets_of(shape, targets)) if adapted else None
+    lora = Lora(8, 16.0, targets=targets_of(shape, targets), quantize="nf4" if quantized else None) if adapted else None
     measured = worlds[size].run(peak, described, o, batch // o.dp, seq_len, lora, paired, packed, varlen)
     worst = [max((row for row in measured if row[0] == s), key=lambda row: row[2]) for s in range(o.pp)]
     work = Work(shape, seq_len, batch, o.precision, lora=lora, apart=paired or packed)

@@ -63,6 +63,13 @@ def test_so_it_is_with_lora(family: str, mesh: str, worlds: dict[int, World]) ->
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["111 m2 bf16", pytest.param("111 m4 full", marks=[pytest.mark.full])])
+def test_so_it_is_with_a_base_in_4_bits(mesh: str, worlds: dict[int, World]) -> None:
+    for stage, measured, predicted in compare("llama", mesh, worlds, adapted=True, quantized=True):
+        assert predicted == pytest.approx(measured, rel=0.05), f"stage {stage}"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "mesh"), gate(PAIRED, {("llama", "221 m1 bf16 sp")}))
 def test_so_it_is_with_pairs_and_the_reference_s_pass(family: str, mesh: str, worlds: dict[int, World]) -> None:
     for stage, measured, predicted in compare(family, mesh, worlds, paired=True):

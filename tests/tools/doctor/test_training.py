@@ -390,4 +390,4 @@ def test_the_prediction_is_that_of_the_chip_if_the_planner_knows_it() -> None:
 )
 def test_a_part_hangs_only_if_it_had_its_time(limit: float, own: float, state: str) -> None:
     """With few minutes a compilation had 6 seconds, and the report told the user to switch it off."""
-    assert training.late_as(limit, own) == state
+    assert training.state_when_late(limit, own) == state

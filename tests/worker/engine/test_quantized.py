@@ -38,7 +38,7 @@ def theirs(values: torch.Tensor) -> tuple[torch.Tensor, Any]:
 
 def ours(values: torch.Tensor, shard: Shard | None = None) -> QuantizedWeight:
     out, into = values.shape
-    weight = QuantizedWeight("w", (out, into), (out, into), shard or Shard())
+    weight = QuantizedWeight((out, into), (out, into), shard or Shard())
     weight.settle(weight.quantize(values), None, CPU)
     return weight
 
@@ -73,9 +73,9 @@ def test_a_part_of_a_matrix_has_the_weights_of_the_whole(shard: Shard) -> None:
     values = torch.randn(32, 256).bfloat16()
     whole = ours(values)
     cut = part(shard, values)
-    weight = QuantizedWeight("w", (cut.shape[0], cut.shape[1]), (32, 256), shard)
+    weight = QuantizedWeight((cut.shape[0], cut.shape[1]), (32, 256), shard)
     scales, places = weight.quantize(cut), part(shard, torch.arange(128).view(32, 4), 64).flatten()
-    assert torch.equal(scales, QuantizedWeight("w", (32, 256), (32, 256), Shard()).quantize(values)[places])
+    assert torch.equal(scales, QuantizedWeight((32, 256), (32, 256), Shard()).quantize(values)[places])
     weight.settle(scales, None, CPU)
     # The other ranks' scales come by a message.
     weight.nested, weight.offset, weight.scales = whole.nested, whole.offset, whole.scales[places]

@@ -157,7 +157,7 @@ NXD = (
          lambda c: c.train.precision == "bf16" and c.parallel.tp > 1 and not c.parallel.sequence_parallel,
          "parallel.sequence_parallel: NxD's gradients are silently wrong with precision bf16 and tp > 1 without it; "
          "set it to true"),
-    Rule("train.adapter.quantize train.engine", lambda c: c.train.adapter and c.train.adapter.quantize,
+    Rule("train.adapter.quantize train.engine", lambda c: c.train.quantizes,
          "train.adapter.quantize: engine nxd keeps no base in 4 bits; leave it out"),
     Rule("train.adapter.dropout train.engine", lambda c: c.train.adapter and c.train.adapter.dropout,
          "train.adapter.dropout: engine nxd trains adapters without dropout, whose masks take its hosts longer to draw "
@@ -208,8 +208,7 @@ def engine_faults(config: JobConfig) -> Iterator[Fault]:
         yield {"train.precision", "train.engine", "compute.instance_type"}, fault
     elif train.precision == "fp16" and config.own_machine and config.own_machine.kind != "gpu":
         yield {"train.precision", "compute.instance_type"}, no_gpu_for_fp16(kind)
-    quantizes = train.adapter is not None and train.adapter.quantize is not None
-    if quantizes and train.engine == "native" and kind_of(config) == "neuron":
+    if train.quantizes and train.engine == "native" and kind_of(config) == "neuron":
         yield {"train.adapter.quantize", "compute.instance_type"}, no_qlora(kind)
     yield from broken(NATIVE if train.engine == "native" else NXD, config)
 

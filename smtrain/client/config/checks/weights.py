@@ -322,8 +322,7 @@ def shape_faults(config: JobConfig, described: dict[str, object]) -> Iterator[Fa
     stages = list(_stage_faults(config, shape.layers))
     yield from stages
     yield from _expert_faults(config, shape)
-    quantizes = config.train.adapter is not None and config.train.adapter.quantize is not None
-    if quantizes and config.train.engine == "native" and not mesh_faults:
+    if config.train.quantizes and config.train.engine == "native" and not mesh_faults:
         for fault in cut_faults(shape, config.parallel.tp):
             yield {"model.path", "train.adapter.quantize", "parallel.tp"}, fault
     if config.train.adapter and (targets := config.train.adapter.targets):

@@ -86,7 +86,7 @@ class Linear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.quantized is not None:
-            return _frozen(x, self.quantized, self.bias, self.factors)
+            return _quantized_product(x, self.quantized, self.bias, self.factors)
         return _product(x, self.weight, self.bias, self.sink, self.factors)
 
 
@@ -121,7 +121,7 @@ class RowParallel(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.quantized is not None:
-            y = self._leave(_frozen(x, self.quantized, None, self.factors))
+            y = self._leave(_quantized_product(x, self.quantized, None, self.factors))
         else:
             y = self._leave(_product(x, self.weight.t() if self.turned else self.weight, None, self.sink, self.factors))
         return y if self.bias is None else y + self.bias
@@ -161,11 +161,11 @@ class HandedOver:
             self.sink(lambda out: gradient if out is None else out.copy_(gradient))
 
 
-def _frozen(
+def _quantized_product(
     x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None, factors: Factors | None
 ) -> torch.Tensor:
-    """The same with a weight that is quantised."""
-    rows = weight.times(x.reshape(-1, x.shape[-1]))
+    """x [B, S, in] times a quantised weight, transposed, plus the bias and the product of the factors."""
+    rows = weight.multiply(x.reshape(-1, x.shape[-1]))
     rows = rows if bias is None else rows + bias
     return (rows if factors is None else factors(x, rows)).view(*x.shape[:-1], -1)
 

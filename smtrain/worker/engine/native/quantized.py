@@ -7,7 +7,7 @@ quantised as those of the whole matrix: their mean and the places of their own b
 
 from __future__ import annotations
 
-import hashlib
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,6 +26,8 @@ KIND = "nf4"
 
 def functional() -> Any:
     """bitsandbytes' functions. Raises `ConfigError` if it is not installed."""
+    # Its warning about a kernel that it fetches from a hub says nothing that a user could follow.
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     try:
         from bitsandbytes import functional as made
     except ImportError as error:
@@ -36,9 +38,9 @@ def functional() -> Any:
 class QuantizedWeight:
     """This rank's part of a linear's weight [out, in]."""
 
-    def __init__(self, name: str, shape: tuple[int, int], whole: tuple[int, int], shard: Shard) -> None:
+    def __init__(self, shape: tuple[int, int], whole: tuple[int, int], shard: Shard) -> None:
         """`shape` is that of the part, `whole` that of the matrix, `shard` the part's rows or columns."""
-        self.name, self.shape, self._whole, self._is_part = name, shape, whole, shape != whole
+        self.shape, self._whole, self._is_part = shape, whole, shape != whole
         ranges = [at for cut in shard.ranges for at in cut]
         self._rows = ranges if self._is_part and shard.dim == 0 else []
         self._columns = ranges if self._is_part and shard.dim == 1 else []
@@ -78,7 +80,7 @@ class QuantizedWeight:
         self.packed, self.nested = self.packed.to(device), state.absmax.to(device)
         self.codes, self.offset = state.code.to(device), offset.to(device)
 
-    def times(self, x: torch.Tensor) -> torch.Tensor:
+    def multiply(self, x: torch.Tensor) -> torch.Tensor:
         """x [R, in] times the weights, transposed: [R, out]."""
         held = self.packed, self.scales, self.nested, self.codes, self.offset
         made: torch.Tensor = _linear(x, *held, *self.shape, self._whole[1], self._rows, self._columns)
@@ -89,14 +91,9 @@ class QuantizedWeight:
         held = self.packed, self.scales, self.nested, self.codes, self.offset
         return _dequantize(*held, *self.shape, self._whole[1], self._rows, self._columns, dtype)
 
-    def absent(self) -> nn.Parameter:
+    def placeholder(self) -> nn.Parameter:
         """A parameter without memory, for the module that would have the weight."""
         return nn.Parameter(torch.empty(self.shape, device="meta"), requires_grad=False)
-
-    def digest(self) -> str:
-        """SHA-256 of this rank's part."""
-        parts = (self.packed, self.scales, self.nested, self.offset)
-        return hashlib.sha256(b"".join(x.cpu().contiguous().numpy().tobytes() for x in parts)).hexdigest()
 
 
 def _places(

@@ -201,7 +201,7 @@ class Stage(nn.Module):
         for module_name, _ in list(self.model.named_parameters(remove_duplicate=False)):
             name = self.layout.shape.file_name(module_name)
             module, _, leaf = module_name.rpartition(".")
-            there = made[name] if name in made else self.quantized[name].absent()
+            there = made[name] if name in made else self.quantized[name].placeholder()
             setattr(self.model.get_submodule(module), leaf, there)
         # Stored numbers that are not trained: parameters without a gradient, so that checkpoints hold them like others.
         for name in [name for name, _ in self.model.named_buffers() if name in made]:
@@ -221,7 +221,7 @@ class Stage(nn.Module):
             if is_quantized(spec := layout.spec(name)):
                 out, into = layout.local_shape(name, mesh.tp_rank)
                 shard = layout.shard(name, mesh.tp_rank)
-                self.quantized[name] = QuantizedWeight(name, (out, into), (spec.shape[0], spec.shape[1]), shard)
+                self.quantized[name] = QuantizedWeight((out, into), (spec.shape[0], spec.shape[1]), shard)
 
     def _adapt(self, lora: Lora) -> None:
         """Freeze the model's parameters and attach trained fp32 factors to the linears that `lora` names."""
